@@ -1,0 +1,23 @@
+"""The draft service's settings, from TANDEM_DRAFT_* variables."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from tandem.settings import EngineSettings, RpcServerSettings
+
+
+class DraftSettings(RpcServerSettings, EngineSettings):
+    """How the draft service listens, and what it drafts with."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_DRAFT_")
+
+    port: int = Field(50052, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    metrics_port: int = Field(9102, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
+    model: str = Field("", description="`bundled`, a Hugging Face folder, hub id or .gguf file; empty: n-grams only")
+    num_layers: int | None = Field(None, ge=1, description="keep only the model's first layers")
+    max_draft_tokens: int = Field(16, ge=1, le=64, description="most tokens drafted in a round")
+    law_size: int = Field(50, ge=1, le=1024, description="tokens in the law that a sampled draft is drawn from")
+    min_ngram: int = Field(2, ge=1, le=16, description="shortest suffix that the n-gram drafter matches")
+    max_ngram: int = Field(16, ge=1, le=64, description="longest suffix that the n-gram drafter matches")

@@ -1,0 +1,102 @@
+"""The rejection rule of speculative sampling: what comes out follows the target's law exactly.
+
+Leviathan et al. 2022 (arXiv 2211.17192, Algorithm 1) and Chen et al. 2023 (arXiv 2302.01318, Algorithm 2), with
+p = target_probs and q = draft_probs: accept the drafted x with probability min(1, p(x) / q(x)); on the first
+rejection draw from normalise(max(0, p - q)); if all stand, draw one more from p. For any q whatever, one position's
+output law is min(p, q) + (1 - sum min(p, q)) * normalise(max(0, p - q)) = p, provided x was drawn from q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tandem.engine.draft_law import SparseLaw
+from tandem.engine.randomness import Purpose, uniform
+from tandem.engine.sampling import draw, law
+from tandem.types import SamplingParams, TokenOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The first `num_accepted` drafted tokens stand; `token_id` follows them."""
+
+    num_accepted: int
+    token_id: int
+    origin: TokenOrigin
+
+
+def verify(
+    logits: torch.Tensor,
+    drafted: Sequence[int],
+    laws: Sequence[SparseLaw] | None,
+    params: SamplingParams,
+    *,
+    seed: int,
+    position: int,
+) -> Outcome:
+    """Apply the rule to adjusted logits [k + 1, vocab], whose first row is the law at absolute `position`.
+
+    `drafted` has k ids and `laws` the k laws they were drawn from; None means a deterministic drafter (one-hot).
+    """
+    if params.greedy:
+        # Both laws are one-hot: accepted iff equal, and the residual after a rejection is the argmax itself.
+        choices = logits.argmax(dim=-1).tolist()
+        num_accepted = _first_difference(drafted, choices)
+        return Outcome(num_accepted, choices[num_accepted], _origin(num_accepted, len(drafted)))
+    target_probs = law(logits, params)
+    num_accepted = _num_accepted(target_probs, drafted, laws, seed=seed, position=position)
+    weights = target_probs[num_accepted]
+    if num_accepted < len(drafted):
+        weights = _residual(weights, drafted[num_accepted], None if laws is None else laws[num_accepted])
+    token_id = draw(weights, uniform(seed, position + num_accepted, Purpose.TARGET))
+    return Outcome(num_accepted, token_id, _origin(num_accepted, len(drafted)))
+
+
+def _num_accepted(
+    target_probs: torch.Tensor,
+    drafted: Sequence[int],
+    laws: Sequence[SparseLaw] | None,
+    *,
+    seed: int,
+    position: int,
+) -> int:
+    if not drafted:
+        return 0
+    rows = torch.arange(len(drafted), device=target_probs.device)
+    ids = torch.tensor(drafted, device=target_probs.device)
+    p = target_probs[rows, ids].tolist()
+    for i, token_id in enumerate(drafted):
+        q = 1.0 if laws is None else float(laws[i].probs[laws[i].token_ids == token_id][0])
+        if not uniform(seed, position + i, Purpose.ACCEPT) * q < p[i]:
+            return i
+    return len(drafted)
+
+
+def _residual(target_probs: torch.Tensor, token_id: int, draft_law: SparseLaw | None) -> torch.Tensor:
+    """max(0, p - q) [vocab], not normalised."""
+    residual = target_probs.clone()
+    if draft_law is None:
+        residual[token_id] = 0.0
+    else:
+        ids = torch.from_numpy(draft_law.token_ids.astype(np.int64)).to(residual.device)
+        residual[ids] -= torch.from_numpy(draft_law.probs.astype(np.float32)).to(residual.device)
+        residual.clamp_(min=0.0)
+    # Equal laws leave nothing; a rejection is then a matter of rounding, and p itself is the law.
+    return residual if float(residual.sum()) > 0.0 else target_probs
+
+
+def _first_difference(drafted: Sequence[int], choices: Sequence[int]) -> int:
+    for i, token_id in enumerate(drafted):
+        if token_id != choices[i]:
+            return i
+    return len(drafted)
+
+
+def _origin(num_accepted: int, num_drafted: int) -> TokenOrigin:
+    if num_drafted == 0:
+        return TokenOrigin.PLAIN
+    return TokenOrigin.BONUS if num_accepted == num_drafted else TokenOrigin.RECOVERED

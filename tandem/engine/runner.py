@@ -1,0 +1,71 @@
+"""The one contract between scheduling and models: a ragged batch in, logits out.
+
+Legend for shapes: S sequences, T packed tokens of all of them, R rows whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedBatch:
+    """Tokens of several sequences, packed one after another without padding.
+
+    Sequence s owns packed tokens `sequence_starts[s] : sequence_starts[s + 1]`. Its first `past_lens[s]` tokens are
+    in the cache already, in blocks `block_table[block_starts[s] : block_starts[s + 1]]`; the packed tokens follow
+    them at positions past_lens[s], past_lens[s] + 1, ..., and the blocks have room for them.
+    """
+
+    token_ids: Int32Array  # [T]
+    position_ids: Int32Array  # [T]
+    past_lens: Int32Array  # [S]
+    sequence_starts: Int32Array  # [S + 1]
+    block_table: Int32Array  # [sum of blocks]
+    block_starts: Int32Array  # [S + 1]
+    logits_rows: Int32Array  # [R], indices into the packed tokens, ascending
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.past_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+class ModelRunner(Protocol):
+    """A model and the memory of its KV cache. Not thread-safe: one thread owns it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Size of the vocabulary without padding: the width of the logits."""
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens a sequence may have."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per KV block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks at hand, ids 0 to num_blocks - 1."""
+
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """Write the batch's keys and values into its blocks; return logits [R, vocab], float32.
+
+        The tensor may be reused by the next call. Raises nothing for a batch that keeps the contract.
+        """
+
+    def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy whole KV blocks, pair by pair, before the next forward."""

@@ -1,0 +1,21 @@
+"""Client channels to the model services."""
+
+from __future__ import annotations
+
+import grpc
+
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A service that comes back is found again within 2 s; the default backoff grows to 120 s.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Each gateway process keeps its own connection, so that one peer's backoff does not slow another's.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def open_channel(address: str) -> grpc.aio.Channel:
+    """A lazily connecting channel to `host:port`."""
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)

@@ -1,0 +1,210 @@
+"""The only code that turns Tandem's types into protobuf messages and back. Packed arrays are little-endian."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from tandem.errors import InvalidRequest
+from tandem.types import (
+    Draft,
+    DraftInfo,
+    ModelInfo,
+    PackedLaw,
+    SamplingParams,
+    ServiceTimes,
+    SessionStart,
+    TargetInfo,
+    TokenOrigin,
+    Verdict,
+)
+from tandem.v1 import common_pb2, draft_pb2, target_pb2
+
+_ORIGIN_TO_PB = {
+    TokenOrigin.ACCEPTED: target_pb2.TOKEN_ORIGIN_ACCEPTED,
+    TokenOrigin.RECOVERED: target_pb2.TOKEN_ORIGIN_RECOVERED,
+    TokenOrigin.BONUS: target_pb2.TOKEN_ORIGIN_BONUS,
+    TokenOrigin.PLAIN: target_pb2.TOKEN_ORIGIN_PLAIN,
+}
+_ORIGIN_FROM_PB = {value: origin for origin, value in _ORIGIN_TO_PB.items()}
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Ids as little-endian uint32."""
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+
+
+def unpack_ids(packed: bytes, *, field: str) -> tuple[int, ...]:
+    """The inverse. Raises InvalidRequest, naming `field`, for a length that is no multiple of 4."""
+    if len(packed) % 4:
+        raise InvalidRequest(f"{field} must hold little-endian uint32 ids, got {len(packed)} bytes", param=field)
+    return struct.unpack(f"<{len(packed) // 4}I", packed)
+
+
+def sampling_to_pb(params: SamplingParams) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=dict(params.logit_bias),
+        banned_token_ids=pack_ids(params.banned_token_ids),
+        min_tokens=params.min_tokens,
+        end_token_ids=pack_ids(params.end_token_ids),
+    )
+
+
+def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        banned_token_ids=unpack_ids(message.banned_token_ids, field="banned_token_ids"),
+        min_tokens=message.min_tokens,
+        end_token_ids=unpack_ids(message.end_token_ids, field="end_token_ids"),
+    )
+
+
+def start_to_pb(start: SessionStart) -> common_pb2.OpenSession:
+    return common_pb2.OpenSession(
+        token_ids=pack_ids(start.token_ids),
+        prompt_length=start.prompt_length,
+        sampling=sampling_to_pb(start.sampling),
+        seed=start.seed,
+        request_id=start.request_id,
+    )
+
+
+def start_from_pb(message: common_pb2.OpenSession, *, vocab_size: int | None) -> SessionStart:
+    """Raises InvalidRequest, naming the field. Without `vocab_size` the ids' range is not checked."""
+    start = SessionStart(
+        token_ids=unpack_ids(message.token_ids, field="token_ids"),
+        prompt_length=message.prompt_length,
+        sampling=sampling_from_pb(message.sampling),
+        seed=message.seed,
+        request_id=message.request_id,
+    )
+    if not start.token_ids:
+        raise InvalidRequest("token_ids must not be empty", param="token_ids")
+    if not 0 < start.prompt_length <= len(start.token_ids):
+        raise InvalidRequest("prompt_length must be within token_ids", param="prompt_length")
+    if vocab_size is not None:
+        check_ids(start.token_ids, vocab_size=vocab_size)
+        try:
+            start.sampling.check(vocab_size=vocab_size)
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="sampling") from error
+    return start
+
+
+def check_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
+    """Raise InvalidRequest for an id outside the vocabulary."""
+    if token_ids and max(token_ids) >= vocab_size:
+        message = f"token_ids holds {max(token_ids)}, outside the vocabulary of {vocab_size}"
+        raise InvalidRequest(message, param="token_ids")
+
+
+def draft_to_pb(draft: Draft) -> common_pb2.Draft:
+    message = common_pb2.Draft(token_ids=pack_ids(draft.token_ids))
+    if draft.law is not None:
+        message.law.sizes = draft.law.sizes
+        message.law.token_ids = draft.law.token_ids
+        message.law.probs = draft.law.probs
+    return message
+
+
+def draft_from_pb(message: common_pb2.Draft) -> Draft:
+    law = None
+    if message.HasField("law"):
+        law = PackedLaw(message.law.sizes, message.law.token_ids, message.law.probs)
+    return Draft(unpack_ids(message.token_ids, field="draft.token_ids"), law)
+
+
+def verdict_to_pb(verdict: Verdict, *, length: int) -> target_pb2.VerifyResponse:
+    return target_pb2.VerifyResponse(
+        num_accepted=verdict.num_accepted,
+        token_id=verdict.token_id,
+        origin=_ORIGIN_TO_PB[verdict.origin],
+        length=length,
+        draft_error=verdict.draft_error or "",
+        queue_seconds=verdict.times.queue_seconds,
+        forward_seconds=verdict.times.forward_seconds,
+    )
+
+
+def verdict_from_pb(message: target_pb2.VerifyResponse) -> Verdict:
+    return Verdict(
+        num_accepted=message.num_accepted,
+        token_id=message.token_id,
+        origin=_ORIGIN_FROM_PB[message.origin],
+        draft_error=message.draft_error or None,
+        times=ServiceTimes(queue_seconds=message.queue_seconds, forward_seconds=message.forward_seconds),
+    )
+
+
+def model_to_pb(model: ModelInfo) -> common_pb2.ModelInfo:
+    return common_pb2.ModelInfo(
+        model_id=model.model_id,
+        revision=model.revision,
+        vocab_size=model.vocab_size,
+        tokenizer_fingerprint=model.tokenizer_fingerprint,
+        context_length=model.context_length,
+        device=model.device,
+        dtype=model.dtype,
+        engine=model.engine,
+    )
+
+
+def model_from_pb(message: common_pb2.ModelInfo) -> ModelInfo:
+    return ModelInfo(
+        model_id=message.model_id,
+        revision=message.revision,
+        vocab_size=message.vocab_size,
+        tokenizer_fingerprint=message.tokenizer_fingerprint,
+        context_length=message.context_length,
+        device=message.device,
+        dtype=message.dtype,
+        engine=message.engine,
+    )
+
+
+def target_info_to_pb(info: TargetInfo) -> target_pb2.TargetServiceDescribeResponse:
+    return target_pb2.TargetServiceDescribeResponse(
+        model=model_to_pb(info.model), end_token_ids=pack_ids(info.end_token_ids), max_sessions=info.max_sessions
+    )
+
+
+def target_info_from_pb(message: target_pb2.TargetServiceDescribeResponse) -> TargetInfo:
+    return TargetInfo(
+        model=model_from_pb(message.model),
+        end_token_ids=unpack_ids(message.end_token_ids, field="end_token_ids"),
+        max_sessions=message.max_sessions,
+    )
+
+
+def draft_info_to_pb(info: DraftInfo) -> draft_pb2.DraftServiceDescribeResponse:
+    return draft_pb2.DraftServiceDescribeResponse(
+        model=None if info.model is None else model_to_pb(info.model),
+        drafters=info.drafters,
+        default_drafter=info.default_drafter,
+        max_draft_tokens=info.max_draft_tokens,
+        max_sessions=info.max_sessions,
+    )
+
+
+def draft_info_from_pb(message: draft_pb2.DraftServiceDescribeResponse) -> DraftInfo:
+    return DraftInfo(
+        model=model_from_pb(message.model) if message.HasField("model") else None,
+        drafters=tuple(message.drafters),
+        default_drafter=message.default_drafter,
+        max_draft_tokens=message.max_draft_tokens,
+        max_sessions=message.max_sessions,
+    )

@@ -1,0 +1,80 @@
+"""A gRPC server's life: start, health, reflection, graceful drain on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # set in a try block
+from grpc_reflection.v1alpha import reflection
+
+from tandem.errors import TandemError
+
+# Streams are mostly quiet between rounds, so both ends ping; a peer that vanished is noticed within 40 s.
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),  # a second service on a taken port must fail, not share it
+)
+
+
+class RpcServer:
+    """Serves the given services on `host:port`; `port` 0 takes a free one."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        add_services: Callable[[grpc.aio.Server], None],
+        service_names: Sequence[str],
+        shutdown_grace_seconds: float,
+    ) -> None:
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._grace_seconds = shutdown_grace_seconds
+        self._health = health_aio.HealthServicer()
+        add_services(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        self._served = ("", *service_names)
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise TandemError(f"cannot listen on {host}:{port}: is another process using the port?") from error
+
+    async def start(self) -> None:
+        """Listen and report SERVING. The model must be ready before."""
+        await self._server.start()
+        for name in self._served:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self) -> None:
+        """Report NOT_SERVING, refuse new calls, give open streams the grace period, then cut them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(self._grace_seconds)
+
+    async def serve_until_signal(self) -> None:
+        """Start, wait for SIGTERM or SIGINT, drain. A second signal ends the grace period at once."""
+        loop = asyncio.get_running_loop()
+        signals: asyncio.Queue[int] = asyncio.Queue()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.put_nowait, number)
+        await self.start()
+        received = await signals.get()
+        log = structlog.get_logger()
+        log.info("draining", signal=signal.Signals(received).name, grace_seconds=self._grace_seconds)
+        stopping = asyncio.create_task(self.stop())
+        again = asyncio.create_task(signals.get())
+        await asyncio.wait({stopping, again}, return_when=asyncio.FIRST_COMPLETED)
+        again.cancel()
+        if not stopping.done():
+            await self._server.stop(None)
+        await stopping
+        log.info("stopped")

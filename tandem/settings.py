@@ -1,0 +1,38 @@
+"""Settings that every process shares. Each service adds its own; only `__main__` modules read the environment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class LogSettings(BaseSettings):
+    """How this process logs."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_LOG_")
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    format: Literal["text", "json"] = "text"
+
+
+class RpcServerSettings(BaseSettings):
+    """How a model service listens. Its own prefix comes with the subclass."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
+    max_sessions: int = Field(64, ge=1, le=4096, description="open streams at once; more is RESOURCE_EXHAUSTED")
+    shutdown_grace_seconds: float = Field(30.0, ge=0.0, description="how long open streams may go on after SIGTERM")
+
+
+class EngineSettings(BaseSettings):
+    """How a model is loaded and batched."""
+
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and KV cache")
+    threads: int = Field(1, ge=1, description="CPU threads; two model processes must not share cores")
+    kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="memory of the KV cache")
+    block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
+    max_step_tokens: int = Field(256, ge=32, description="tokens per forward: the longest stall another prefill causes")

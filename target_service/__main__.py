@@ -1,0 +1,70 @@
+"""The target service's composition root: `python -m target_service`, settings from TANDEM_TARGET_*."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import structlog
+
+from tandem.engine.factory import start_engine
+from tandem.rpc.launch import launch
+from tandem.rpc.server import RpcServer
+from tandem.rpc.sessions import SessionSlots
+from tandem.service_metrics import ServiceMetrics
+from tandem.types import TargetInfo
+from tandem.v1 import target_pb2, target_pb2_grpc
+from target_service.servicer import TargetServicer
+from target_service.settings import TargetSettings
+from target_service.verifier import Verifier
+
+
+async def serve() -> None:
+    """Load the model, serve until a signal, drain."""
+    settings = TargetSettings()
+    log = structlog.get_logger()
+    metrics = ServiceMetrics()
+    metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
+    log.info("loading", model=settings.model)
+    began = time.monotonic()
+    engine = await asyncio.to_thread(
+        start_engine,
+        settings.model,
+        settings,
+        name="target-model",
+        max_programs=settings.max_sessions,
+        metrics=metrics,
+    )
+    try:
+        info = TargetInfo(model=engine.info, end_token_ids=engine.end_token_ids, max_sessions=settings.max_sessions)
+        servicer = TargetServicer(
+            info=info,
+            tokenizer_files=engine.tokenizer_files,
+            verifier=Verifier(engine.worker),
+            slots=SessionSlots(max_sessions=settings.max_sessions, metrics=metrics),
+        )
+        server = RpcServer(
+            host=settings.host,
+            port=settings.port,
+            add_services=lambda added: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, added),
+            service_names=(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,),
+            shutdown_grace_seconds=settings.shutdown_grace_seconds,
+        )
+        log.info(
+            "serving",
+            address=f"{settings.host}:{server.port}",
+            metrics_port=metrics_port,
+            model=engine.info.model_id,
+            dtype=engine.info.dtype,
+            device=engine.info.device,
+            context_length=engine.info.context_length,
+            load_seconds=round(time.monotonic() - began, 2),
+        )
+        await server.serve_until_signal()
+    finally:
+        engine.worker.close()
+
+
+if __name__ == "__main__":
+    sys.exit(launch("target", serve))

@@ -1,0 +1,18 @@
+"""The target service's settings, from TANDEM_TARGET_* variables."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from tandem.settings import EngineSettings, RpcServerSettings
+
+
+class TargetSettings(RpcServerSettings, EngineSettings):
+    """How the target service listens, and which model it serves."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_TARGET_")
+
+    port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 takes a free one")
+    metrics_port: int = Field(9101, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
+    model: str = Field("bundled", description="`bundled`, a Hugging Face folder, hub id or .gguf file")
