@@ -8,11 +8,9 @@ import sys
 import structlog
 
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.servicer import DraftServicer
 from draft_service.settings import DraftSettings
-from tandem.engine.factory import Engine, start_engine
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
 from tandem.rpc.sessions import SessionSlots
@@ -28,8 +26,12 @@ async def serve() -> None:
     metrics = ServiceMetrics()
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
     drafters: dict[str, Drafter] = {"ngram": NgramDrafter(min_ngram=settings.min_ngram, max_ngram=settings.max_ngram)}
-    engine: Engine | None = None
+    engine = None
     if settings.model:
+        # Imported here: without a model nothing needs torch, and the service starts in half a second, in 70 MB.
+        from draft_service.drafters.model import ModelDrafter
+        from tandem.engine.factory import start_engine
+
         log.info("loading", model=settings.model, num_layers=settings.num_layers)
         engine = await asyncio.to_thread(
             start_engine,
@@ -39,6 +41,7 @@ async def serve() -> None:
             max_programs=settings.max_sessions,
             metrics=metrics,
             num_layers=settings.num_layers,
+            progress=lambda message: log.info("preparing", step=message),
         )
         drafters["model"] = ModelDrafter(engine.worker, law_size=settings.law_size)
     try:

@@ -18,6 +18,6 @@ class DraftSettings(RpcServerSettings, EngineSettings):
     model: str = Field("", description="`bundled`, a Hugging Face folder, hub id or .gguf file; empty: n-grams only")
     num_layers: int | None = Field(None, ge=1, description="keep only the model's first layers")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="most tokens drafted in a round")
-    law_size: int = Field(50, ge=1, le=1024, description="tokens in the law that a sampled draft is drawn from")
+    law_size: int = Field(50, ge=1, le=8192, description="tokens in the law that a sampled draft is drawn from")
     min_ngram: int = Field(2, ge=1, le=16, description="shortest suffix that the n-gram drafter matches")
     max_ngram: int = Field(16, ge=1, le=64, description="longest suffix that the n-gram drafter matches")

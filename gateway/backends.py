@@ -1,4 +1,4 @@
-"""What the speculative loop needs of the two model services, as protocols. `gateway/grpc_backends.py` has the real ones."""
+"""What the speculative loop needs of the two model services, as protocols; the real ones: `grpc_backends.py`."""
 
 from __future__ import annotations
 

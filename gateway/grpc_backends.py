@@ -51,7 +51,7 @@ class GrpcTargetSession:
         self._peer = peer
         self._deadlines = deadlines
         self._text = PeerText(len(start.token_ids))
-        call = target_pb2_grpc.TargetServiceAsyncStub(peer.channel).Verify(None, timeout=deadlines.request_seconds)
+        call = target_pb2_grpc.TargetServiceStub(peer.channel).Verify(None, timeout=deadlines.request_seconds)
         opening = target_pb2.VerifyRequest(open=codec.start_to_pb(start))
         self._stream = SessionStream(call, opening, peer=f"target {peer.address}")
         self._closed = False
@@ -163,10 +163,8 @@ class _DraftLink:
         self.peer = peer
         self._text = PeerText(len(start.token_ids))
         self._first = True
-        call = draft_pb2_grpc.DraftServiceAsyncStub(peer.channel).Propose(None, timeout=deadlines.request_seconds)
-        opening = draft_pb2.ProposeRequest(
-            open=draft_pb2.DraftOpen(session=codec.start_to_pb(start), drafter=drafter)
-        )
+        call = draft_pb2_grpc.DraftServiceStub(peer.channel).Propose(None, timeout=deadlines.request_seconds)
+        opening = draft_pb2.ProposeRequest(open=draft_pb2.DraftOpen(session=codec.start_to_pb(start), drafter=drafter))
         self._stream = SessionStream(call, opening, peer=f"draft {peer.address}")
         peer.num_sessions += 1
 

@@ -42,7 +42,7 @@ class Peer(Generic[Info]):
         Mismatch when it does not belong here."""
         self.address = address
         self.role = role
-        self.channel = open_channel(address)
+        self._channel: grpc.aio.Channel | None = None  # made by `start`: it belongs to the running event loop
         self.state = PeerState.DOWN
         self.reason = f"{role} {address}: not reached yet"
         self.info: Info | None = None
@@ -58,14 +58,22 @@ class Peer(Generic[Info]):
     def up(self) -> bool:
         return self.state is PeerState.UP
 
+    @property
+    def channel(self) -> grpc.aio.Channel:
+        if self._channel is None:
+            raise Unavailable(f"{self.role} {self.address}: not started yet")
+        return self._channel
+
     def start(self) -> None:
+        self._channel = open_channel(self.address)
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.role} {self.address}")
 
     async def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self.channel.close(None)
+        if self._channel is not None:
+            await self._channel.close(None)
 
     def failed(self, error: TandemError) -> None:
         """A session found the peer gone: take no more until it answers a probe again, which is sent at once."""
@@ -102,7 +110,7 @@ class Peer(Generic[Info]):
             self._set(PeerState.MISMATCH, f"{self.role} {self.address}: {error.message}")
         except TandemError as error:
             self._set(PeerState.DOWN, f"{self.role} {self.address}: {error.message}")
-        except Exception:  # a fault of ours must not end the watching
+        except Exception:  # noqa: BLE001 - a fault of ours must not end the watching
             structlog.get_logger().exception("probe_failed", role=self.role, address=self.address)
             self._set(PeerState.DOWN, f"{self.role} {self.address}: probe failed; see the log")
         else:

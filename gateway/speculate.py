@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from gateway.backends import DraftSession, Drafts, Proposal, Target
+from gateway.backends import Drafts, DraftSession, Proposal, Target
 from tandem.types import NO_DRAFT, Draft, DraftlessReason, ServiceTimes, SessionStart, TokenOrigin, Verdict
 
 

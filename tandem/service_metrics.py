@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
 
+from tandem.errors import TandemError
+
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -42,7 +44,12 @@ class ServiceMetrics:
         self._step_sequences.observe(num_sequences)
 
     def watch_engine(
-        self, *, blocks_held: Callable[[], int], blocks: int, programs: Callable[[], int], cached_sessions: Callable[[], int]
+        self,
+        *,
+        blocks_held: Callable[[], int],
+        blocks: int,
+        programs: Callable[[], int],
+        cached_sessions: Callable[[], int],
     ) -> None:
         """Gauges read at each scrape from an engine."""
         self._gauge("tandem_kv_blocks_held", "KV cache blocks that sessions hold", blocks_held)
@@ -51,8 +58,11 @@ class ServiceMetrics:
         self._gauge("tandem_engine_sessions", "Sessions that the engine knows", cached_sessions)
 
     def serve(self, *, host: str, port: int) -> int:
-        """Answer scrapes on a thread of its own; returns the port (0 takes a free one)."""
-        server, _thread = start_http_server(port, addr=host, registry=self.registry)
+        """Answer scrapes on a thread of its own; returns the port (0 takes a free one). Raises TandemError."""
+        try:
+            server, _thread = start_http_server(port, addr=host, registry=self.registry)
+        except OSError as error:
+            raise TandemError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
         return int(server.server_port)
 
     def _gauge(self, name: str, documentation: str, read: Callable[[], int]) -> None:

@@ -26,7 +26,13 @@ def configure_logging(*, service: str, level: str, format: Literal["text", "json
             structlog.processors.JSONRenderer(),
         ]
     else:
-        rendering = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=28)]
+        rendering = [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                pad_event_to=28,
+                exception_formatter=structlog.dev.plain_traceback,  # the default shows local variables: prompts
+            )
+        ]
     number = logging.getLevelNamesMapping()[level]
     structlog.configure(
         processors=[*shared, *rendering],

@@ -35,6 +35,7 @@ async def serve() -> None:
         name="target-model",
         max_programs=settings.max_sessions,
         metrics=metrics,
+        progress=lambda message: log.info("preparing", step=message),
     )
     try:
         info = TargetInfo(model=engine.info, end_token_ids=engine.end_token_ids, max_sessions=settings.max_sessions)

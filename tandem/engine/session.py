@@ -64,7 +64,7 @@ class Session:
         """An independent continuation that shares the cache so far, copied on write."""
         twin = Session(self._pool, self.tokens)
         twin.committed, twin.cached, twin.blocks = self.committed, self.cached, list(self.blocks)
-        twin._hashes, twin._published = list(self._hashes), self._published  # noqa: SLF001 - same class
+        twin._hashes, twin._published = list(self._hashes), self._published
         for block in twin.blocks:
             self._pool.share(block)
         return twin

@@ -87,7 +87,9 @@ class Worker:
         self, runner: ModelRunner, *, name: str, max_step_tokens: int, max_programs: int, observer: StepObserver
     ) -> None:
         if max_step_tokens < runner.block_size:
-            raise ValueError(f"max_step_tokens must be at least one block of {runner.block_size}, got {max_step_tokens}")
+            raise ValueError(
+                f"max_step_tokens must be at least one block of {runner.block_size}, got {max_step_tokens}"
+            )
         self._runner = runner
         self._pool = BlockPool(num_blocks=runner.num_blocks, block_size=runner.block_size)
         self._max_step_tokens = max_step_tokens
@@ -166,7 +168,7 @@ class Worker:
             try:
                 self._drop_cancelled()
                 self._step(self._plan())
-            except Exception as error:  # a fault of ours must not leave every later request waiting for ever
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave every later request waiting for ever
                 for job in list(self._jobs):
                     self._finish(job, error=InternalError(f"{type(error).__name__}: {error}"), cause=error)
         for job in list(self._jobs):
@@ -232,7 +234,7 @@ class Worker:
         began = time.perf_counter()
         try:
             logits = self._runner.forward(batch)
-        except Exception as error:  # the model failed: these programs end, the service goes on
+        except Exception as error:  # noqa: BLE001 - the model failed: these programs end, the service goes on
             for chunk in chunks:
                 chunk.feed.session.release()
                 self._finish(chunk.job, error=InternalError(f"the model failed: {type(error).__name__}: {error}"))
@@ -282,7 +284,7 @@ class Worker:
             self._finish(job, value=end.value)
         except TandemError as error:
             self._finish(job, error=error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a program's fault is its caller's to hear of
             self._finish(job, error=InternalError(f"{type(error).__name__}: {error}"), cause=error)
 
     def _finish(

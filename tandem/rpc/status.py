@@ -60,7 +60,7 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
         await context.abort(CODES[type(error)], error.message, trailing)
     except grpc.aio.AbortError:
         raise
-    except Exception:
+    except Exception:  # noqa: BLE001 - logged here, so that its text need not be sent
         structlog.get_logger().exception("call_failed")
         await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has the details")
 

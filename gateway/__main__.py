@@ -1,0 +1,101 @@
+"""`python -m gateway`: reads the settings, wires everything together, serves until told to stop.
+
+On SIGTERM or SIGINT readiness turns 503 and new requests are refused with 503, while the answers in flight go on for
+the grace that the settings allow; then listening ends, and what is left is cut.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from types import FrameType
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from gateway.app import create_app
+from gateway.fleet import Fleet
+from gateway.generate import Admission
+from gateway.grpc_backends import Deadlines
+from gateway.metrics import GatewayMetrics
+from gateway.settings import Settings
+from tandem.settings import LogSettings
+from tandem.telemetry import configure_logging
+
+_MAX_HEADER_BYTES = 64 * 1024
+_KEEP_ALIVE_SECONDS = 75  # longer than the usual 60 s of proxies, so that the proxy closes first
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn closes its listener first and so cannot answer "not ready". This one drains before."""
+
+    def __init__(self, config: uvicorn.Config, *, admission: Admission, grace_seconds: float) -> None:
+        super().__init__(config)
+        self._admission = admission
+        self._grace_seconds = grace_seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal starts the drain, a second one ends it. uvicorn would also raise the signal again at the
+        end, which makes an orderly exit look like a crash."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._admission.drain()
+        deadline = time.monotonic() + self._grace_seconds
+        structlog.get_logger().info("draining", running=self._admission.running, waiting=self._admission.waiting)
+        while not self.force_exit and time.monotonic() < deadline:
+            if await self._admission.idle(within_seconds=0.1):
+                break
+        await super().shutdown(sockets)
+
+
+def build_server(settings: Settings, app: FastAPI, admission: Admission) -> DrainingServer:
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        # After the drain: time for responses that are complete to be written out.
+        timeout_graceful_shutdown=max(1, math.ceil(min(settings.shutdown_grace_seconds, 5.0))),
+    )
+    return DrainingServer(config, admission=admission, grace_seconds=settings.shutdown_grace_seconds)
+
+
+def main() -> None:
+    settings = Settings()
+    log_settings = LogSettings()
+    configure_logging(service="gateway", level=log_settings.level, format=log_settings.format)
+    metrics = GatewayMetrics(max_num_draft_tokens=settings.max_num_draft_tokens)
+    admission = Admission(max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests)
+    fleet = Fleet(
+        targets=settings.target_addresses,
+        drafts=settings.draft_addresses,
+        deadlines=Deadlines(
+            request_seconds=settings.request_timeout_seconds,
+            first_seconds=settings.first_token_timeout_seconds,
+            verify_seconds=settings.verify_timeout_seconds,
+            draft_first_seconds=settings.draft_first_timeout_seconds,
+            draft_seconds=settings.draft_timeout_seconds,
+            draft_retry_seconds=settings.draft_retry_seconds,
+        ),
+        probe_interval_seconds=settings.probe_interval_seconds,
+        probe_timeout_seconds=settings.probe_timeout_seconds,
+    )
+    app = create_app(settings, fleet, metrics, admission=admission)
+    structlog.get_logger().info("starting", host=settings.host, port=settings.port)
+    build_server(settings, app, admission).run()
+
+
+if __name__ == "__main__":
+    main()

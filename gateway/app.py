@@ -1,0 +1,184 @@
+"""The gateway as an ASGI application: routes, error handlers, and three small pure-ASGI middlewares.
+
+No BaseHTTPMiddleware: it hides a client's disconnect from the handler, which would then generate for nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import error_response, http_error_response, on_http_error, on_invalid_body, on_tandem_error
+from gateway.generate import Admission, Generation
+from gateway.metrics import GatewayMetrics
+from gateway.routes import build_router
+from gateway.served import Backends
+from gateway.settings import Settings
+from gateway.sse import ClientGone
+from tandem import __version__
+from tandem.errors import InternalError, TandemError
+
+_QUIET_ROUTES = ("/health/live", "/health/ready", "/metrics")
+_CLIENT_GONE_STATUS = 499  # nginx's word for it; only the log and the metrics see it
+
+
+def create_app(
+    settings: Settings, fleet: Backends, metrics: GatewayMetrics, *, admission: Admission | None = None
+) -> FastAPI:
+    """The application. `admission` is given by who must stop it gracefully, see gateway/__main__.py."""
+    places = admission or Admission(
+        max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests
+    )
+    generation = Generation(settings=settings, backends=fleet, metrics=metrics, admission=places)
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        await fleet.start()
+        try:
+            yield
+        finally:
+            await fleet.close()
+
+    app = FastAPI(title="Tandem", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    router = build_router(settings=settings, backends=fleet, generation=generation, admission=places, metrics=metrics)
+    app.include_router(router)
+    app.add_exception_handler(TandemError, on_tandem_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds)
+    app.add_middleware(RequestContext, metrics=metrics)
+    metrics.declare_routes([route.path_format for route in router.routes if isinstance(route, APIRoute)])
+    metrics.watch(
+        running=lambda: places.running,
+        waiting=lambda: places.waiting,
+        target_up=lambda: fleet.readiness().status != "unavailable",
+        draft_up=lambda: fleet.draft_info is not None,
+    )
+    return app
+
+
+class RequestContext:
+    """Outermost: gives every request an id and an arrival time, and says in log and metrics how it went.
+
+    The id is the client's `x-request-id`, where that is harmless, and goes back in the response's header. Log lines
+    hold method, route, status and seconds; no path, query, header or body.
+    """
+
+    _HARMLESS_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._log = structlog.get_logger()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        arrived = time.perf_counter()
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if self._HARMLESS_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived)
+        status = _CLIENT_GONE_STATUS
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                await self._app(scope, receive, send_with_id)
+            except ClientGone:
+                pass
+            except Exception as error:
+                self._log.error("request_failed", error=type(error).__name__, exc_info=True)
+                if status != _CLIENT_GONE_STATUS:
+                    raise  # half a response is out: the server must break the connection
+                await error_response(InternalError(""), request_id=request_id)(scope, receive, send_with_id)
+            finally:
+                route = _route_template(scope)
+                self._metrics.observe_http(route=route, status=status)
+                level = self._log.debug if route in _QUIET_ROUTES else self._log.info
+                seconds = round(time.perf_counter() - arrived, 6)
+                level("request", method=scope["method"], route=route, status=status, seconds=seconds)
+
+
+class BodyLimit:
+    """Reads a request's body before the application sees it: within a size, and within a time.
+
+    Starlette's own limit answers in plain text where a handler does not read the body, and has no clock; a body is
+    needed whole before it can be parsed anyway.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, timeout_seconds: float) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._timeout_seconds = timeout_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                body = await self._read(Headers(scope=scope), receive)
+        except _TooLarge:
+            message = f"the request body is larger than {self._max_bytes} bytes"
+            # The connection stays open: the server goes on reading, and dropping, what still comes. Closing it would
+            # make the kernel reset the connection and the client lose this answer.
+            await http_error_response(413, message)(scope, receive, send)
+            return
+        except TimeoutError:
+            message = f"the request body did not arrive within {self._timeout_seconds:g} s"
+            await http_error_response(408, message, headers={"Connection": "close"})(scope, receive, send)
+            return
+        is_read = False
+
+        async def replay() -> Message:
+            nonlocal is_read
+            if is_read:
+                return await receive()  # from here on only the disconnect can come
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
+        announced = headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > self._max_bytes:
+            raise _TooLarge
+        body = bytearray()
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            body += message.get("body", b"")
+            if len(body) > self._max_bytes:
+                raise _TooLarge
+            if not message.get("more_body", False):
+                return bytes(body)
+
+
+class _TooLarge(Exception):
+    """The body exceeds the limit."""
+
+
+def _route_template(scope: Scope) -> str:
+    """The matched route's template, a bounded set; "other" where none matched."""
+    return getattr(scope.get("route"), "path_format", None) or "other"

@@ -1,0 +1,148 @@
+"""What `tandem up` runs: three command lines, their environments, and the ports they need. Pure."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tandem.cli.child import Service
+from tandem.cli.ports import PortUse
+
+_LOOPBACK = "127.0.0.1"  # the model services speak to the gateway only
+_ANY_ADDRESS: Mapping[str, str] = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104  (compared with, not bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """What the user chose. None: the services decide, or the variables they read (TANDEM_TARGET_DTYPE and so on)."""
+
+    model: str = "bundled"
+    draft_model: str | None = None
+    draft_layers: int | None = None
+    draft: bool = True
+    device: str | None = None
+    draft_device: str | None = None
+    dtype: str | None = None
+    threads: int = 1
+    host: str = _LOOPBACK
+    port: int = 8000
+    target_port: int = 50051
+    draft_port: int = 50052
+    target_metrics_port: int = 9101
+    draft_metrics_port: int = 9102
+    grace_seconds: float = 10.0
+
+    @property
+    def drafting_model(self) -> str:
+        """The model behind the draft service; empty: n-grams only. A draft by layers is a part of the target."""
+        return self.draft_model or (self.model if self.draft_layers else "")
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches the gateway."""
+        host = _ANY_ADDRESS.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def bundled_model_used(self) -> bool:
+        return self.model == "bundled" or (self.draft and self.drafting_model == "bundled")
+
+
+def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[list[Service]]:
+    """The services in stages: the model services, and the gateway, which is stopped before them."""
+    grace = f"{options.grace_seconds:g}"
+    target = Service(
+        name="target",
+        command=_python("target_service"),
+        environment=_with(
+            environment,
+            _model_process(options.threads),
+            TANDEM_LOG_FORMAT="json",
+            TANDEM_TARGET_HOST=_LOOPBACK,
+            TANDEM_TARGET_PORT=str(options.target_port),
+            TANDEM_TARGET_METRICS_PORT=str(options.target_metrics_port),
+            TANDEM_TARGET_MODEL=options.model,
+            TANDEM_TARGET_DEVICE=options.device,
+            TANDEM_TARGET_DTYPE=options.dtype,
+            TANDEM_TARGET_THREADS=str(options.threads),
+            TANDEM_TARGET_SHUTDOWN_GRACE_SECONDS=grace,
+        ),
+    )
+    draft = Service(
+        name="draft",
+        command=_python("draft_service"),
+        environment=_with(
+            environment,
+            _model_process(options.threads),
+            TANDEM_LOG_FORMAT="json",
+            TANDEM_DRAFT_HOST=_LOOPBACK,
+            TANDEM_DRAFT_PORT=str(options.draft_port),
+            TANDEM_DRAFT_METRICS_PORT=str(options.draft_metrics_port),
+            TANDEM_DRAFT_MODEL=options.drafting_model,
+            TANDEM_DRAFT_NUM_LAYERS=None if options.draft_layers is None else str(options.draft_layers),
+            TANDEM_DRAFT_DEVICE=options.draft_device or options.device,
+            TANDEM_DRAFT_DTYPE=options.dtype,
+            TANDEM_DRAFT_THREADS=str(options.threads),
+            TANDEM_DRAFT_SHUTDOWN_GRACE_SECONDS=grace,
+        ),
+        essential=False,
+    )
+    gateway = Service(
+        name="gateway",
+        command=_python("gateway"),
+        environment=_with(
+            environment,
+            {},
+            TANDEM_LOG_FORMAT="json",
+            TANDEM_GATEWAY_HOST=options.host,
+            TANDEM_GATEWAY_PORT=str(options.port),
+            TANDEM_GATEWAY_TARGET_ADDRESSES=f"{_LOOPBACK}:{options.target_port}",
+            TANDEM_GATEWAY_DRAFT_ADDRESSES=f"{_LOOPBACK}:{options.draft_port}" if options.draft else "",
+            TANDEM_GATEWAY_SHUTDOWN_GRACE_SECONDS=grace,
+        ),
+    )
+    return [[target, draft] if options.draft else [target], [gateway]]
+
+
+def plan_ports(options: UpOptions) -> list[PortUse]:
+    """Every address that will be listened on."""
+    uses = [
+        PortUse(
+            host=options.host, port=options.port, purpose="the gateway", port_option="--port", host_option="--host"
+        ),
+        PortUse(host=_LOOPBACK, port=options.target_port, purpose="the target", port_option="--target-port"),
+        PortUse(
+            host=_LOOPBACK,
+            port=options.target_metrics_port,
+            purpose="the target's metrics",
+            port_option="--target-metrics-port",
+        ),
+    ]
+    if options.draft:
+        uses += [
+            PortUse(host=_LOOPBACK, port=options.draft_port, purpose="the draft", port_option="--draft-port"),
+            PortUse(
+                host=_LOOPBACK,
+                port=options.draft_metrics_port,
+                purpose="the draft's metrics",
+                port_option="--draft-metrics-port",
+            ),
+        ]
+    return uses
+
+
+def _python(module: str) -> tuple[str, ...]:
+    # -P: a folder named `gateway` where the user happens to be is not ours.
+    return (sys.executable, "-P", "-m", module)
+
+
+def _model_process(threads: int) -> dict[str, str]:
+    """Two model processes on one machine must not fight for the same cores."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _with(environment: Mapping[str, str], more: Mapping[str, str], **variables: str | None) -> dict[str, str]:
+    """`environment` and the given variables; None leaves a variable as the environment has it."""
+    chosen = {name: value for name, value in variables.items() if value is not None}
+    return {**environment, **more, **chosen}

@@ -1,0 +1,179 @@
+"""TorchRunner: any Hugging Face causal language model, through transformers' own modelling code, on our paged KV cache.
+
+What is ours is the attention function and the cache behind it; everything else (embeddings, norms, rotations, linear
+layers, experts) is the model's own code, run once over the packed tokens of all sequences. The way of one forward:
+
+1. `PagedContext` turns a RaggedBatch into index tensors: where new keys and values go, and which cached ones each
+   group of sequences reads. Once per forward, not once per layer.
+2. The model is called with packed tokens `[1, T]`, `use_cache=False` and the context as a keyword argument, which
+   transformers hands down to the attention function of every layer.
+3. `paged_attention` writes the layer's new keys and values into the cache and attends, group by group.
+
+Whether a model can be served like this is found out in the constructor (`model_check.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from tandem.engine import model_check
+from tandem.engine.model_check import LayerShape
+from tandem.engine.paged_attention import PagedContext, paged_attention, to_device
+from tandem.engine.runner import RaggedBatch
+from tandem.errors import InvalidRequest
+
+_PAGED = "tandem_paged"  # the name of our attention function inside transformers
+
+
+def context_length(config: PreTrainedConfig) -> int:
+    """Most tokens a sequence may have.
+
+    Under "dynamic" and "longrope" scaling the rotation of *every* token depends on the longest sequence of the batch,
+    past the length the model was first trained with. There one sequence would change another's text, and keys in the
+    cache would no longer fit the queries; so for these the length before that point is the limit.
+    """
+    text = config.get_text_config(decoder=True)
+    longest = getattr(text, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        raise InvalidRequest(
+            f"the configuration of {config.model_type} does not say the context length; "
+            "add max_position_embeddings to the model's config.json",
+            param="model",
+        )
+    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    limits = [longest]
+    # One set of rotation parameters, or one for each kind of layer.
+    for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            original = rope.get("original_max_position_embeddings")
+            limits.append(original or getattr(text, "original_max_position_embeddings", None) or longest)
+    return min(limits)
+
+
+def kv_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes that one token takes in a TorchRunner's KV cache, all layers together."""
+    text = config.get_text_config(decoder=True)
+    per_layer = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text] * text.num_hidden_layers
+    return sum(_kv_numbers_per_token(layer) for layer in per_layer) * dtype.itemsize
+
+
+def _kv_numbers_per_token(layer: PreTrainedConfig) -> int:
+    query_heads: int = layer.num_attention_heads
+    if getattr(layer, "kv_lora_rank", None) and getattr(layer, "qk_nope_head_dim", None):
+        # Multi-head latent attention: transformers expands keys and values for every head before attending.
+        return query_heads * (int(layer.qk_nope_head_dim) + int(layer.qk_rope_head_dim) + int(layer.v_head_dim))
+    heads = 1 if getattr(layer, "multi_query", False) else getattr(layer, "num_key_value_heads", None) or query_heads
+    head_dim = getattr(layer, "head_dim", None) or layer.hidden_size // query_heads
+    return 2 * int(heads) * int(head_dim)
+
+
+class TorchRunner:
+    """A ModelRunner (see tandem/engine/runner.py) around a transformers model, which it owns from then on.
+
+    Works on the device and in the dtype of the model's weights. Raises InvalidRequest where the model has what paged
+    attention does not do: recurrent or convolutional layers, encoders, attention sinks, position biases, chunked
+    windows, attention code outside of transformers' attention interface.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, vocab_size: int, block_size: int, num_blocks: int) -> None:
+        if block_size < 1 or num_blocks < 1:
+            raise ValueError(f"need at least one block of one token, got {num_blocks} blocks of {block_size}")
+        self._model = model.eval()
+        self._vocab_size = vocab_size
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        model_check.refuse_by_configuration(model, vocab_size=vocab_size)
+        AttentionInterface.register(_PAGED, paged_attention)
+        AttentionInterface.register(model_check.RECORDING, model_check.recording_attention)
+        # The paged function gets no mask function: then transformers makes no mask, which for packed tokens would be
+        # [T, T] and wrong. The recording one gets one that tells what the mask would have been.
+        AttentionMaskInterface.register(model_check.RECORDING, model_check.recording_mask)
+
+        own_attention = model_check.attention_of(model)
+        self._device = next(model.parameters()).device
+        try:
+            shapes = model_check.inspect(model)
+            self._context_length = min(context_length(model.config), num_blocks * block_size)
+            self._storages, self._keys, self._values = _allocate(shapes, num_blocks, block_size, model)
+            model.set_attn_implementation(own_attention)
+            length = min(model_check.PROBE_TOKENS, self._context_length)
+            reference = model_check.reference_logits(model, length)[:, :vocab_size]
+            model_check.switch_attention(model, _PAGED)
+            model_check.check_against_reference(model, self, reference)
+        except BaseException:
+            model.set_attn_implementation(own_attention)  # leave a refused model as it came
+            raise
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """The model's own, or what the cache holds where that is less."""
+        return self._context_length
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole KV cache."""
+        return sum(storage.nbytes for storage in self._storages)
+
+    @torch.inference_mode()
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """Logits [R, vocab_size], float32, contiguous, on the model's device. See ModelRunner."""
+        context = PagedContext(batch, self._block_size, self._keys, self._values)
+        # Any: PreTrainedModel declares no forward of its own.
+        output: Any = self._model(
+            input_ids=to_device(batch.token_ids, self._device)[None],
+            position_ids=to_device(batch.position_ids, self._device)[None],
+            use_cache=False,
+            logits_to_keep=to_device(batch.logits_rows, self._device),
+            tandem_context=context,
+        )
+        logits: torch.Tensor = output.logits[0, :, : self._vocab_size]
+        return logits.float().contiguous()
+
+    @torch.inference_mode()
+    def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy whole blocks of all layers, pair by pair: a destination may be the source of a later pair."""
+        if set(sources) & set(destinations):
+            pairs = [([source], [destination]) for source, destination in zip(sources, destinations, strict=True)]
+        else:
+            pairs = [(list(sources), list(destinations))]
+        for source, destination in pairs:
+            for storage in self._storages:
+                storage.index_copy_(
+                    1,
+                    torch.tensor(destination, device=self._device),
+                    storage.index_select(1, torch.tensor(source, device=self._device)),
+                )
+
+
+def _allocate(
+    shapes: Sequence[LayerShape], num_blocks: int, block_size: int, model: PreTrainedModel
+) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """Storages [tensors of one shape, num_blocks, block_size, H, D]; per layer, views of keys and values [slots, H, D].
+
+    Layers of one shape share a storage, so that copying blocks is one operation, and not two for every layer.
+    """
+    tensor_shapes = [(shape.num_heads, dim) for shape in shapes for dim in (shape.key_dim, shape.value_dim)]
+    storages: dict[tuple[int, int], torch.Tensor] = {}
+    for heads, dim in dict.fromkeys(tensor_shapes):
+        size = (tensor_shapes.count((heads, dim)), num_blocks, block_size, heads, dim)
+        storages[heads, dim] = torch.zeros(size, dtype=model.dtype, device=next(model.parameters()).device)
+    unused = {shape: iter(storage) for shape, storage in storages.items()}
+    views = [next(unused[shape]).flatten(0, 1) for shape in tensor_shapes]
+    return list(storages.values()), views[0::2], views[1::2]

@@ -1,0 +1,119 @@
+"""What `tandem up` starts, from its options."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.cli.child import Service
+from tandem.cli.plan import UpOptions, plan_ports, plan_services
+
+
+def planned(options: UpOptions, environment: dict[str, str] | None = None) -> dict[str, Service]:
+    stages = plan_services(options, environment or {})
+    return {service.name: service for stage in stages for service in stage}
+
+
+def test_three_services_and_only_the_draft_may_end() -> None:
+    services = planned(UpOptions())
+    assert [(name, service.essential) for name, service in services.items()] == [
+        ("target", True),
+        ("draft", False),
+        ("gateway", True),
+    ]
+    assert [service.command[-2:] for service in services.values()] == [
+        ("-m", "target_service"),
+        ("-m", "draft_service"),
+        ("-m", "gateway"),
+    ]
+
+
+def test_model_services_get_one_thread_each_unless_told_otherwise() -> None:
+    for threads in (1, 3):
+        services = planned(UpOptions(threads=threads))
+        for name in ("target", "draft"):
+            environment = services[name].environment
+            assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == str(threads)
+            assert environment[f"TANDEM_{name.upper()}_THREADS"] == str(threads)
+            assert environment["TOKENIZERS_PARALLELISM"] == "false"
+        assert "OMP_NUM_THREADS" not in services["gateway"].environment
+
+
+def test_what_was_not_chosen_is_left_to_the_environment() -> None:
+    environment = {"TANDEM_TARGET_DTYPE": "float32", "TANDEM_DRAFT_DEVICE": "cuda:1", "PATH": "/bin"}
+    services = planned(UpOptions(device=None), environment)
+    assert services["target"].environment["TANDEM_TARGET_DTYPE"] == "float32"
+    assert services["draft"].environment["TANDEM_DRAFT_DEVICE"] == "cuda:1"
+    assert "TANDEM_TARGET_DEVICE" not in services["target"].environment
+    assert services["gateway"].environment["PATH"] == "/bin"
+
+
+def test_the_two_models_may_have_two_devices() -> None:
+    services = planned(UpOptions(device="cuda:0", draft_device="cuda:1"))
+    assert services["target"].environment["TANDEM_TARGET_DEVICE"] == "cuda:0"
+    assert services["draft"].environment["TANDEM_DRAFT_DEVICE"] == "cuda:1"
+    assert planned(UpOptions(device="cpu"))["draft"].environment["TANDEM_DRAFT_DEVICE"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("options", "model", "layers"),
+    [
+        (UpOptions(model="big"), "", None),
+        (UpOptions(model="big", draft_model="small"), "small", None),
+        (UpOptions(model="big", draft_layers=4), "big", "4"),
+        (UpOptions(model="big", draft_model="small", draft_layers=2), "small", "2"),
+    ],
+)
+def test_the_drafts_model_is_none_the_named_one_or_a_part_of_the_target(
+    options: UpOptions, model: str, layers: str | None
+) -> None:
+    environment = planned(options)["draft"].environment
+    assert environment["TANDEM_DRAFT_MODEL"] == model
+    assert environment.get("TANDEM_DRAFT_NUM_LAYERS") == layers
+
+
+def test_the_gateway_is_told_where_the_services_are() -> None:
+    environment = planned(UpOptions(target_port=1, draft_port=2, port=3, host="0.0.0.0"))["gateway"].environment  # noqa: S104
+    assert environment["TANDEM_GATEWAY_TARGET_ADDRESSES"] == "127.0.0.1:1"
+    assert environment["TANDEM_GATEWAY_DRAFT_ADDRESSES"] == "127.0.0.1:2"
+    assert environment["TANDEM_GATEWAY_PORT"] == "3"
+    assert environment["TANDEM_GATEWAY_HOST"] == "0.0.0.0"  # noqa: S104
+
+
+def test_without_a_draft_nothing_of_it_is_started_or_asked_for() -> None:
+    options = UpOptions(draft=False)
+    services = planned(options)
+    assert list(services) == ["target", "gateway"]
+    assert services["gateway"].environment["TANDEM_GATEWAY_DRAFT_ADDRESSES"] == ""
+    assert len(plan_ports(options)) == 3
+    assert len(plan_ports(UpOptions())) == 5
+
+
+def test_every_port_in_the_plan_is_one_that_a_service_gets() -> None:
+    options = UpOptions(port=1, target_port=2, draft_port=3, target_metrics_port=4, draft_metrics_port=5)
+    told = {
+        value
+        for service in planned(options).values()
+        for name, value in service.environment.items()
+        if name.endswith("_PORT")
+    }
+    assert {str(use.port) for use in plan_ports(options)} == told == {"1", "2", "3", "4", "5"}
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000"),
+        ("0.0.0.0", "http://127.0.0.1:8000"),  # noqa: S104
+        ("::", "http://[::1]:8000"),
+        ("example.org", "http://example.org:8000"),
+    ],
+)
+def test_the_url_is_one_that_works_on_this_machine(host: str, url: str) -> None:
+    assert UpOptions(host=host).url == url
+
+
+def test_the_bundled_model_is_wanted_only_where_it_is_used() -> None:
+    assert UpOptions().bundled_model_used
+    assert UpOptions(model="big", draft_model="bundled").bundled_model_used
+    assert not UpOptions(model="big", draft_model="bundled", draft=False).bundled_model_used
+    assert not UpOptions(model="big").bundled_model_used
