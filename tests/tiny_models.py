@@ -2,7 +2,8 @@
 
 The output head is scaled so that laws are peaked (a plain random model's law over 300 tokens is almost flat, and
 any draft would be accepted), and attention's part of each layer is weak, so that greedy text falls into cycles (or
-n-grams would never match); the weaker, the sooner. `noise` makes a draft: the target's weights plus that much relative noise.
+n-grams would never match); the weaker, the sooner. `noise` makes a draft: the target's weights plus that much relative
+noise.
 """
 
 from __future__ import annotations

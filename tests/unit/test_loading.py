@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from tandem.engine.runner import RaggedBatch
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import InvalidRequest, Unavailable, UnknownModel
-from tandem.models import gguf
+from tandem.models import gguf as gguf_conversion
+from tandem.models import loading
 from tandem.models.bundled import default_cache_dir, fetch_bundled
 from tandem.models.loading import choose_device, choose_dtype, load_model
 from tandem.models.tokenizer_files import tokenizer_files, tokenizer_fingerprint, vocabulary
@@ -332,7 +333,7 @@ def test_a_gguf_file_is_converted_once_and_found_by_its_content(
     assert set(tokenizer_files(loaded.folder)) >= {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
     assert not list((cache / "converted").glob(".converting-*"))
 
-    monkeypatch.setattr(gguf, "load_gguf_checkpoint", lambda *_, **__: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf_conversion, "load_gguf_checkpoint", lambda *_, **__: pytest.fail("converted again"))
     shutil.copy(tmp_path / "tiny.Q9.gguf", tmp_path / "moved.gguf")  # another name and time, the same content
     for name in ("tiny.Q9", "moved"):
         again = load_model(tmp_path / f"{name}.gguf", device="cpu", dtype="float32", cache_dir=cache)
