@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -19,9 +20,15 @@ START_SECONDS = 120.0  # a loaded two-core machine takes 10 s to import torch tw
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on, below those that the kernel hands to outgoing connections (which would race with us)."""
+    while True:
+        port = secrets.randbelow(15_000) + 15_000
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 @dataclass

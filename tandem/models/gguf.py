@@ -50,23 +50,31 @@ def convert_gguf(file: Path, converted: Path, progress: Callable[[str], None]) -
     Unavailable where the folder cannot be written.
     """
     try:
-        converted.mkdir(parents=True, exist_ok=True)
         digest = _sha256(file, converted)
-        key = digest[:16]
-        lock = converted / f"{key}.lock"
-        with exclusive(lock, timeout_seconds=_CONVERSION_TIMEOUT_SECONDS, progress=progress):
-            folder = next(converted.glob(f"*-{key}"), None)  # under whatever name the file had then
-            if folder is None:
-                progress(f"converting {file.name}; this is done once")
-                with tempfile.TemporaryDirectory(prefix=".converting-", dir=converted) as temporary:
-                    whole = Path(temporary) / "model"
-                    _write_folder(file, whole)
-                    folder = whole.rename(converted / f"{file.stem}-{key}")
+        folder = _find(converted, digest)
+        if folder is None:
+            converted.mkdir(parents=True, exist_ok=True)
+            lock = converted / f"{digest[:16]}.lock"
+            with exclusive(lock, timeout_seconds=_CONVERSION_TIMEOUT_SECONDS, progress=progress):
+                folder = _find(converted, digest) or _convert(file, converted, digest, progress)
     except OSError as error:
         raise Unavailable(
             f"cannot keep the converted {file.name} in {converted}: {error}; make room or set TANDEM_CACHE"
         ) from error
     return folder, digest
+
+
+def _find(converted: Path, digest: str) -> Path | None:
+    """The folder made from the file of that content, under whatever name the file had then."""
+    return next(converted.glob(f"*-{digest[:16]}"), None)
+
+
+def _convert(file: Path, converted: Path, digest: str, progress: Callable[[str], None]) -> Path:
+    progress(f"converting {file.name}; this is done once")
+    with tempfile.TemporaryDirectory(prefix=".converting-", dir=converted) as temporary:
+        whole = Path(temporary) / "model"
+        _write_folder(file, whole)
+        return whole.rename(converted / f"{file.stem}-{digest[:16]}")
 
 
 def _write_folder(file: Path, folder: Path) -> None:
@@ -121,5 +129,7 @@ def _sha256(file: Path, notes: Path) -> str:
             return digest
     with file.open("rb") as opened:
         digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    note.write_text(json.dumps({**known, "sha256": digest}))
+    with contextlib.suppress(OSError):  # a read-only cache: the file is read again next time
+        notes.mkdir(parents=True, exist_ok=True)
+        note.write_text(json.dumps({**known, "sha256": digest}))
     return digest

@@ -182,5 +182,5 @@ def test_a_clean_build_comes_up_healthy_and_streams_an_answer() -> None:
         deltas = [choice["delta"] for event in events[:-1] for choice in json.loads(event)["choices"]]
         assert "".join(delta.get("content") or "" for delta in deltas).strip()
     finally:
-        print(run("logs", "--tail", "30"))  # noqa: T201 - pytest shows it when the test fails
+        print(run("logs", "--tail", "30"))
         run("down", "--volumes")

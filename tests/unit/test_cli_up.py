@@ -259,16 +259,19 @@ def test_stopping_while_the_model_loads_works_too(bench: Bench) -> None:
 
 
 def test_detached_it_returns_once_it_serves_and_goes_on_until_down(bench: Bench) -> None:
-    with _ended(bench.up("--detach")) as process:
-        shown, _ = process.communicate(timeout=30)
-    assert process.returncode == 0
     log = bench.state / f"up-{bench.port}.log"
-    assert "It goes on in the background" in shown
-    assert str(log) in shown
-    while len(pids := _process_ids(log.read_text())) < 3:
-        time.sleep(0.02)
-    assert not any(map(_is_gone, pids))
-    assert bench.down().returncode == 0
+    try:
+        with _ended(bench.up("--detach")) as process:
+            shown, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "It goes on in the background" in shown
+        assert str(log) in shown
+        while len(pids := _process_ids(log.read_text())) < 3:
+            time.sleep(0.02)
+        assert not any(map(_is_gone, pids))
+    finally:
+        done = bench.down()
+    assert done.returncode == 0
     _until_gone(pids)
     assert log.read_text().endswith("tandem  | stopped\n")
 
