@@ -15,9 +15,9 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.admission import Admission
 from gateway.app import create_app
 from gateway.fleet import Fleet
-from gateway.generate import Admission
 from gateway.grpc_backends import Deadlines
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings

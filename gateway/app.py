@@ -20,8 +20,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.admission import Admission
 from gateway.errors import error_response, http_error_response, on_http_error, on_invalid_body, on_tandem_error
-from gateway.generate import Admission, Generation
+from gateway.generate import Generation
+from gateway.jobs import JobMaker
 from gateway.metrics import GatewayMetrics
 from gateway.routes import build_router
 from gateway.served import Backends
@@ -52,14 +54,14 @@ def create_app(
             await fleet.close()
 
     app = FastAPI(title="Tandem", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    router = build_router(settings=settings, backends=fleet, generation=generation, admission=places, metrics=metrics)
-    app.include_router(router)
-    app.add_exception_handler(TandemError, on_tandem_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(RequestValidationError, on_invalid_body)
-    # The last one added is the outermost.
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds)
-    app.add_middleware(RequestContext, metrics=metrics)
+    router = build_router(
+        settings=settings,
+        backends=fleet,
+        jobs=JobMaker(settings=settings, backends=fleet),
+        generation=generation,
+        admission=places,
+        metrics=metrics,
+    )
     metrics.declare_routes([route.path_format for route in router.routes if isinstance(route, APIRoute)])
     metrics.watch(
         running=lambda: places.running,

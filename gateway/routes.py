@@ -20,8 +20,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
+from gateway.admission import Admission
 from gateway.answer import AnswerToken, Delta
-from gateway.generate import Admission, Generation, Job
+from gateway.generate import Generation
+from gateway.jobs import Job, JobMaker
 from gateway.metrics import GatewayMetrics
 from gateway.schemas import ChatBody, CompletionBody, GenerationBody
 from gateway.served import Backends, Readiness, ServedModel
@@ -194,6 +196,7 @@ def build_router(
     *,
     settings: Settings,
     backends: Backends,
+    jobs: JobMaker,
     generation: Generation,
     admission: Admission,
     metrics: GatewayMetrics,
@@ -220,7 +223,7 @@ def build_router(
         _check_model(body.model, backends.served())
         state = request.state
         return await reply(
-            request, body, await generation.completion(body, request_id=state.request_id, arrived=state.arrived)
+            request, body, await jobs.completion(body, request_id=state.request_id, arrived=state.arrived)
         )
 
     @router.post("/v1/chat/completions", responses={200: {"content": stream}}, tags=["openai"])
@@ -228,9 +231,7 @@ def build_router(
         """Answer the last message of a chat."""
         _check_model(body.model, backends.served())
         state = request.state
-        return await reply(
-            request, body, await generation.chat(body, request_id=state.request_id, arrived=state.arrived)
-        )
+        return await reply(request, body, await jobs.chat(body, request_id=state.request_id, arrived=state.arrived))
 
     @router.get("/v1/models", tags=["openai"])
     async def list_models() -> Response:

@@ -20,7 +20,7 @@ START_SECONDS = 120.0  # a loaded two-core machine takes 10 s to import torch tw
 
 
 def free_port() -> int:
-    """A port nobody listens on, below those that the kernel hands to outgoing connections (which would race with us)."""
+    """A port nobody listens on, below those that the kernel hands to outgoing connections: those would race with us."""
     while True:
         port = secrets.randbelow(15_000) + 15_000
         with socket.socket() as probe:

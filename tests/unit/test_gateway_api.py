@@ -22,8 +22,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from gateway.__main__ import build_server
+from gateway.admission import Admission
 from gateway.app import create_app
-from gateway.generate import Admission, Generation, Job
+from gateway.generate import Generation
+from gateway.jobs import Job
 from gateway.metrics import GatewayMetrics
 from gateway.schemas import ChatBody, CompletionBody
 from gateway.served import Readiness
@@ -977,7 +979,8 @@ async def job_of(fleet: FakeFleet, **fields: Any) -> tuple[Generation, Job]:
         admission=Admission(max_running=8, max_queued=0),
     )
     body = CompletionBody.model_validate(fields)
-    return generation, await generation.completion(body, request_id="r", arrived=0.0)
+    maker = JobMaker(settings=chosen, backends=fleet)
+    return generation, await maker.completion(body, request_id="r", arrived=0.0)
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
