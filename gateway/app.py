@@ -62,6 +62,13 @@ def create_app(
         admission=places,
         metrics=metrics,
     )
+    app.include_router(router)
+    app.add_exception_handler(TandemError, on_tandem_error)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds)
+    app.add_middleware(RequestContext, metrics=metrics)
     metrics.declare_routes([route.path_format for route in router.routes if isinstance(route, APIRoute)])
     metrics.watch(
         running=lambda: places.running,

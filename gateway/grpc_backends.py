@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.backends import Proposal
 from gateway.grpc_streams import SessionStream
@@ -52,7 +52,7 @@ class GrpcTargetSession:
         self._deadlines = deadlines
         self._text = PeerText(len(start.token_ids))
         call = target_pb2_grpc.TargetServiceStub(peer.channel).Verify(None, timeout=deadlines.request_seconds)
-        opening = target_pb2.VerifyRequest(open=codec.start_to_pb(start))
+        opening = target_pb2.VerifyRequest(open=codec.target_open_to_pb(start))
         self._stream = SessionStream(call, opening, peer=f"target {peer.address}")
         self._closed = False
         peer.num_sessions += 1
@@ -141,13 +141,7 @@ class GrpcDraftSession:
             self._link = None
 
     def _open(self, token_ids: Sequence[int]) -> _DraftLink:
-        start = SessionStart(
-            token_ids=tuple(token_ids),
-            prompt_length=self._start.prompt_length,
-            sampling=self._start.sampling,
-            seed=self._start.seed,
-            request_id=self._start.request_id,
-        )
+        start = replace(self._start, token_ids=tuple(token_ids))
         return _DraftLink(least_busy(self._peers), start, self._deadlines, drafter=self._drafter)
 
     def _without(self, reason: DraftlessReason, began: float) -> Proposal:

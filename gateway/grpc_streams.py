@@ -60,7 +60,7 @@ class SessionStream(Generic[Request, Response]):
                 raise
             # Not us: the other side went away, which grpc.aio reports as if the caller had been cancelled.
             raise Unavailable(f"{self._peer} ended the session") from None
-        if response is grpc.aio.EOF:  # type: ignore[attr-defined]  # missing from the stubs
+        if response is grpc.aio.EOF:
             raise Unavailable(f"{self._peer} ended the session")
         return response
 

@@ -20,7 +20,16 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from gateway.backends import Drafts, DraftSession, Proposal, Target
-from tandem.types import NO_DRAFT, Draft, DraftlessReason, ServiceTimes, SessionStart, TokenOrigin, Verdict
+from tandem.types import (
+    NO_DRAFT,
+    Draft,
+    DraftlessReason,
+    ServiceTimes,
+    SessionStart,
+    TokenLogprob,
+    TokenOrigin,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +53,8 @@ class Round:
     draft_service_seconds: float = 0.0  # of these, inside the draft service
     verify_seconds: float = 0.0  # waiting for the target, network included
     verify_times: ServiceTimes = field(default_factory=ServiceTimes)
+    logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, where asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # with the first round, where asked for
     num_bytes: int = 0  # of draft messages on the wire, both hops
 
 
@@ -107,5 +118,7 @@ def _round(proposal: Proposal, verdict: Verdict, *, verify_seconds: float) -> Ro
         draft_service_seconds=proposal.service_seconds,
         verify_seconds=verify_seconds,
         verify_times=verdict.times,
+        logprobs=verdict.logprobs,
+        prompt_logprobs=verdict.prompt_logprobs,
         num_bytes=proposal.num_bytes,
     )

@@ -21,6 +21,13 @@ class TokenOrigin(enum.Enum):
     PLAIN = "plain"
 
 
+class Verification(enum.Enum):
+    """How the target decides on drafted tokens; both rules are exact (docs/exactness.md)."""
+
+    REJECTION = "rejection"
+    COUPLED = "coupled"
+
+
 class DraftlessReason(enum.Enum):
     """Why a round had no draft. Bounded, so that it can label a metric."""
 
@@ -103,13 +110,17 @@ class SessionStart:
     """Everything a model service must know to continue one text.
 
     `token_ids` is the prompt and, for a session reopened in mid-answer, what was generated so far;
-    `prompt_length` says where the prompt ends.
+    `prompt_length` says where the prompt ends. `num_logprobs` asks the target for log-probabilities of every token and
+    of so many most likely ones; `prompt_logprobs` for the prompt's too.
     """
 
     token_ids: tuple[int, ...]
     prompt_length: int
     sampling: SamplingParams
     seed: int
+    verification: Verification = Verification.REJECTION
+    num_logprobs: int | None = None
+    prompt_logprobs: bool = False
     request_id: str = ""
 
 
@@ -137,6 +148,14 @@ class Draft:
 NO_DRAFT = Draft(())
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The raw model's log-probability of a token, and the most likely tokens in its place, most likely first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTimes:
     """Where a service spent its part of a round."""
@@ -156,6 +175,8 @@ class Verdict:
     token_id: int
     origin: TokenOrigin
     draft_error: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the emitted tokens, where asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt's second to last token, with the first verdict
     times: ServiceTimes = field(default_factory=ServiceTimes)
 
 

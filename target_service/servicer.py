@@ -53,7 +53,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             opened = await anext(requests, None)
             if opened is None or opened.WhichOneof("step") != "open":
                 raise InvalidRequest("the first message of a stream must be `open`", param="open")
-            session = self._verifier.open(codec.start_from_pb(opened.open, vocab_size=self._verifier.vocab_size))
+            session = self._verifier.open(codec.target_open_from_pb(opened.open, vocab_size=self._verifier.vocab_size))
             try:
                 await context.write(codec.verdict_to_pb(await session.first(), length=session.length))
                 async for request in requests:

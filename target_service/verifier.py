@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from tandem.engine.coupled import verify_coupled
 from tandem.engine.draft_law import MalformedDraft, SparseLaw, unpack
-from tandem.engine.rejection import Outcome, verify
+from tandem.engine.logprobs import token_logprobs
+from tandem.engine.outcome import Outcome
+from tandem.engine.rejection import verify
 from tandem.engine.sampling import adjusted_logits
 from tandem.engine.worker import Feed, Program, Worker
 from tandem.errors import ContextTooLong
-from tandem.types import NO_DRAFT, Draft, SessionStart, Verdict
+from tandem.types import NO_DRAFT, Draft, SessionStart, TokenLogprob, Verdict, Verification
+
+# Rows of logits wanted at once for a prompt's log-probabilities: 32 of 49,152 are 6 MB.
+_PROMPT_ROWS = 32
 
 
 class Verifier:
@@ -45,8 +52,13 @@ class VerifierSession:
         return len(self._session.tokens)
 
     async def first(self) -> Verdict:
-        """Prefill, and the first token, as a draftless round."""
-        return await self.verify(self.length, (), NO_DRAFT)
+        """Prefill, and the first token, as a draftless round; with the prompt's log-probabilities where asked for."""
+        prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        if self._start.prompt_logprobs:
+            completed = await self._worker.run(self._prompt_program())
+            prompt_logprobs = completed.value
+        verdict = await self.verify(self.length, (), NO_DRAFT)
+        return replace(verdict, prompt_logprobs=prompt_logprobs)
 
     async def verify(self, keep_length: int, new_tokens: Sequence[int], draft: Draft) -> Verdict:
         """Keep `keep_length` tokens, append `new_tokens`, then check `draft` behind them.
@@ -64,12 +76,13 @@ class VerifierSession:
         except MalformedDraft as error:
             draft, draft_error = NO_DRAFT, str(error)
         completed = await self._worker.run(self._program(keep_length, new_tokens, draft.token_ids, laws))
-        outcome = completed.value
+        outcome, logprobs = completed.value
         return Verdict(
             num_accepted=outcome.num_accepted,
             token_id=outcome.token_id,
             origin=outcome.origin,
             draft_error=draft_error,
+            logprobs=logprobs,
             times=completed.times,
         )
 
@@ -79,11 +92,33 @@ class VerifierSession:
 
     def _program(
         self, keep_length: int, new_tokens: Sequence[int], drafted: Sequence[int], laws: Sequence[SparseLaw] | None
-    ) -> Program[Outcome]:
+    ) -> Program[tuple[Outcome, tuple[TokenLogprob, ...]]]:
         session, start = self._session, self._start
         session.advance(keep_length, new_tokens)
         position = len(session.tokens)
         session.guess(drafted)
-        logits = yield Feed(session, num_rows=len(drafted) + 1)
-        logits = adjusted_logits(logits, start.sampling, session.tokens, prompt_length=start.prompt_length)
-        return verify(logits, drafted, laws, start.sampling, seed=start.seed, position=position)
+        raw = yield Feed(session, num_rows=len(drafted) + 1)
+        logits = adjusted_logits(raw, start.sampling, session.tokens, prompt_length=start.prompt_length)
+        if start.verification is Verification.COUPLED and not start.sampling.greedy:  # an argmax needs no noise
+            outcome = verify_coupled(logits, drafted, start.sampling, seed=start.seed, position=position)
+        else:
+            outcome = verify(logits, drafted, laws, start.sampling, seed=start.seed, position=position)
+        if start.num_logprobs is None:
+            return outcome, ()
+        emitted = (*drafted[: outcome.num_accepted], outcome.token_id)
+        return outcome, token_logprobs(raw, emitted, num_top=start.num_logprobs)
+
+    def _prompt_program(self) -> Program[tuple[TokenLogprob, ...]]:
+        """Log-probabilities of the prompt's tokens from the second on, a few rows of logits at a time."""
+        session, start = self._session, self._start
+        prompt = start.token_ids[: start.prompt_length]
+        logprobs: list[TokenLogprob] = []
+        session.truncate(0)
+        for begin in range(0, len(prompt), _PROMPT_ROWS):
+            chunk = prompt[begin : begin + _PROMPT_ROWS]
+            session.advance(begin, chunk)
+            logits = yield Feed(session, num_rows=len(chunk))
+            following = prompt[begin + 1 : begin + len(chunk) + 1]
+            logprobs += token_logprobs(logits, following, num_top=start.num_logprobs or 0)
+        session.advance(len(prompt), start.token_ids[len(prompt) :])
+        return tuple(logprobs)

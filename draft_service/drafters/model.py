@@ -6,15 +6,17 @@ import asyncio
 from collections.abc import Sequence
 
 from draft_service.drafters.base import Drafted
+from tandem.engine.coupled import choose
 from tandem.engine.draft_law import SparseLaw, draw_sparse, pack, top_law
 from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.sampling import adjusted_logits, law
 from tandem.engine.worker import Feed, Program, Worker
-from tandem.types import NO_DRAFT, Draft, SessionStart
+from tandem.types import NO_DRAFT, Draft, SessionStart, Verification
 
 
 class ModelDrafter:
-    """Draws each token from the model's own top-`law_size` law, under the request's sampling parameters."""
+    """Draws each token under the request's sampling parameters: from the model's own top-`law_size` law, or, under the
+    coupled rule, with the noise that the target will use at that position."""
 
     def __init__(self, worker: Worker, *, law_size: int) -> None:
         self._worker = worker
@@ -63,6 +65,7 @@ class ModelDrafterSession:
 
     def _program(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Program[Draft]:
         session, params = self._session, self._start.sampling
+        coupled = self._start.verification is Verification.COUPLED
         session.advance(keep_length, new_tokens)
         token_ids: list[int] = []
         laws: list[SparseLaw] = []
@@ -72,11 +75,13 @@ class ModelDrafterSession:
             logits = adjusted_logits(logits, params, session.tokens, prompt_length=self._start.prompt_length)
             if params.greedy:
                 token_id = int(logits[0].argmax())
+            elif coupled:
+                token_id = choose(law(logits, params)[0], seed=self._start.seed, position=position)
             else:
                 draft_law = top_law(law(logits, params)[0], self._law_size)
                 token_id = draw_sparse(draft_law, uniform(self._start.seed, position, Purpose.DRAFT))
                 laws.append(draft_law)
             session.guess((token_id,))
             token_ids.append(token_id)
-        # An argmax is deterministic: its law is one-hot and need not be sent.
-        return Draft(tuple(token_ids), None if params.greedy else pack(laws))
+        # An argmax is deterministic: its law is one-hot and need not be sent. The coupled rule looks at ids only.
+        return Draft(tuple(token_ids), pack(laws) if laws else None)

@@ -9,24 +9,15 @@ output law is min(p, q) + (1 - sum min(p, q)) * normalise(max(0, p - q)) = p, pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from tandem.engine.draft_law import SparseLaw
+from tandem.engine.outcome import Outcome, origin_of
 from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.sampling import draw, law
-from tandem.types import SamplingParams, TokenOrigin
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The first `num_accepted` drafted tokens stand; `token_id` follows them."""
-
-    num_accepted: int
-    token_id: int
-    origin: TokenOrigin
+from tandem.types import SamplingParams
 
 
 def verify(
@@ -46,14 +37,14 @@ def verify(
         # Both laws are one-hot: accepted iff equal, and the residual after a rejection is the argmax itself.
         choices = logits.argmax(dim=-1).tolist()
         num_accepted = _first_difference(drafted, choices)
-        return Outcome(num_accepted, choices[num_accepted], _origin(num_accepted, len(drafted)))
+        return Outcome(num_accepted, choices[num_accepted], origin_of(num_accepted, len(drafted)))
     target_probs = law(logits, params)
     num_accepted = _num_accepted(target_probs, drafted, laws, seed=seed, position=position)
     weights = target_probs[num_accepted]
     if num_accepted < len(drafted):
         weights = _residual(weights, drafted[num_accepted], None if laws is None else laws[num_accepted])
     token_id = draw(weights, uniform(seed, position + num_accepted, Purpose.TARGET))
-    return Outcome(num_accepted, token_id, _origin(num_accepted, len(drafted)))
+    return Outcome(num_accepted, token_id, origin_of(num_accepted, len(drafted)))
 
 
 def _num_accepted(
@@ -94,9 +85,3 @@ def _first_difference(drafted: Sequence[int], choices: Sequence[int]) -> int:
         if token_id != choices[i]:
             return i
     return len(drafted)
-
-
-def _origin(num_accepted: int, num_drafted: int) -> TokenOrigin:
-    if num_drafted == 0:
-        return TokenOrigin.PLAIN
-    return TokenOrigin.BONUS if num_accepted == num_drafted else TokenOrigin.RECOVERED

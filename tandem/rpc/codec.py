@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tandem.errors import InvalidRequest
 from tandem.types import (
@@ -15,10 +16,14 @@ from tandem.types import (
     ServiceTimes,
     SessionStart,
     TargetInfo,
+    TokenLogprob,
     TokenOrigin,
     Verdict,
+    Verification,
 )
 from tandem.v1 import common_pb2, draft_pb2, target_pb2
+
+MAX_LOGPROBS = 20  # most likely tokens per position: OpenAI's limit, and a bound on the answer's size
 
 _ORIGIN_TO_PB = {
     TokenOrigin.ACCEPTED: target_pb2.TOKEN_ORIGIN_ACCEPTED,
@@ -27,6 +32,16 @@ _ORIGIN_TO_PB = {
     TokenOrigin.PLAIN: target_pb2.TOKEN_ORIGIN_PLAIN,
 }
 _ORIGIN_FROM_PB = {value: origin for origin, value in _ORIGIN_TO_PB.items()}
+
+
+_VERIFICATION_TO_PB = {
+    Verification.REJECTION: common_pb2.VERIFICATION_REJECTION,
+    Verification.COUPLED: common_pb2.VERIFICATION_COUPLED,
+}
+_VERIFICATION_FROM_PB = {
+    common_pb2.VERIFICATION_UNSPECIFIED: Verification.REJECTION,
+    **{value: verification for verification, value in _VERIFICATION_TO_PB.items()},
+}
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
@@ -80,7 +95,25 @@ def start_to_pb(start: SessionStart) -> common_pb2.OpenSession:
         sampling=sampling_to_pb(start.sampling),
         seed=start.seed,
         request_id=start.request_id,
+        verification=_VERIFICATION_TO_PB[start.verification],
     )
+
+
+def target_open_to_pb(start: SessionStart) -> target_pb2.TargetOpen:
+    return target_pb2.TargetOpen(
+        session=start_to_pb(start), num_logprobs=start.num_logprobs, prompt_logprobs=start.prompt_logprobs
+    )
+
+
+def target_open_from_pb(message: target_pb2.TargetOpen, *, vocab_size: int) -> SessionStart:
+    """Raises InvalidRequest, naming the field."""
+    num_logprobs = message.num_logprobs if message.HasField("num_logprobs") else None
+    if num_logprobs is not None and num_logprobs > MAX_LOGPROBS:
+        raise InvalidRequest(f"num_logprobs must be at most {MAX_LOGPROBS}, got {num_logprobs}", param="num_logprobs")
+    if message.prompt_logprobs and num_logprobs is None:
+        raise InvalidRequest("prompt_logprobs needs num_logprobs", param="prompt_logprobs")
+    start = start_from_pb(message.session, vocab_size=vocab_size)
+    return replace(start, num_logprobs=num_logprobs, prompt_logprobs=message.prompt_logprobs)
 
 
 def start_from_pb(message: common_pb2.OpenSession, *, vocab_size: int | None) -> SessionStart:
@@ -91,6 +124,7 @@ def start_from_pb(message: common_pb2.OpenSession, *, vocab_size: int | None) ->
         sampling=sampling_from_pb(message.sampling),
         seed=message.seed,
         request_id=message.request_id,
+        verification=_verification(message.verification),
     )
     if not start.token_ids:
         raise InvalidRequest("token_ids must not be empty", param="token_ids")
@@ -103,6 +137,12 @@ def start_from_pb(message: common_pb2.OpenSession, *, vocab_size: int | None) ->
         except ValueError as error:
             raise InvalidRequest(str(error), param="sampling") from error
     return start
+
+
+def _verification(value: common_pb2.Verification.ValueType) -> Verification:
+    if value not in _VERIFICATION_FROM_PB:  # proto3 enums are open
+        raise InvalidRequest(f"verification {value} is not known here", param="verification")
+    return _VERIFICATION_FROM_PB[value]
 
 
 def check_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
@@ -137,7 +177,30 @@ def verdict_to_pb(verdict: Verdict, *, length: int) -> target_pb2.VerifyResponse
         draft_error=verdict.draft_error or "",
         queue_seconds=verdict.times.queue_seconds,
         forward_seconds=verdict.times.forward_seconds,
+        logprobs=_logprobs_to_pb(verdict.logprobs),
+        prompt_logprobs=_logprobs_to_pb(verdict.prompt_logprobs),
     )
+
+
+def _logprobs_to_pb(logprobs: Sequence[TokenLogprob]) -> target_pb2.Logprobs | None:
+    if not logprobs:
+        return None
+    top = [pair for token in logprobs for pair in token.top]
+    return target_pb2.Logprobs(
+        token_logprobs=struct.pack(f"<{len(logprobs)}f", *(token.logprob for token in logprobs)),
+        num_top=len(logprobs[0].top),
+        top_token_ids=pack_ids([token_id for token_id, _ in top]),
+        top_logprobs=struct.pack(f"<{len(top)}f", *(logprob for _, logprob in top)),
+    )
+
+
+def _logprobs_from_pb(message: target_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
+    own = struct.unpack(f"<{len(message.token_logprobs) // 4}f", message.token_logprobs)
+    ids = unpack_ids(message.top_token_ids, field="top_token_ids")
+    values = struct.unpack(f"<{len(message.top_logprobs) // 4}f", message.top_logprobs)
+    pairs = tuple(zip(ids, values, strict=True))
+    n = message.num_top
+    return tuple(TokenLogprob(logprob, pairs[i * n : (i + 1) * n]) for i, logprob in enumerate(own))
 
 
 def verdict_from_pb(message: target_pb2.VerifyResponse) -> Verdict:
@@ -146,6 +209,8 @@ def verdict_from_pb(message: target_pb2.VerifyResponse) -> Verdict:
         token_id=message.token_id,
         origin=_ORIGIN_FROM_PB[message.origin],
         draft_error=message.draft_error or None,
+        logprobs=_logprobs_from_pb(message.logprobs),
+        prompt_logprobs=_logprobs_from_pb(message.prompt_logprobs),
         times=ServiceTimes(queue_seconds=message.queue_seconds, forward_seconds=message.forward_seconds),
     )
 

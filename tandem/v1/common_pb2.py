@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\"\xd8\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12<\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntry\x12\x18\n\x10\x62\x61nned_token_ids\x18\t \x01(\x0c\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\x86\x01\n\x0bOpenSession\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"1\n\x07\x41\x64vance\x12\x13\n\x0bkeep_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"<\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12 \n\x03law\x18\x02 \x01(\x0b\x32\x13.tandem.v1.DraftLaw\";\n\x08\x44raftLaw\x12\r\n\x05sizes\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\r\n\x05probs\x18\x03 \x01(\x0c\"\xa9\x01\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x08 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\"\xd8\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x05 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x06 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x07 \x01(\x02\x12<\n\nlogit_bias\x18\x08 \x03(\x0b\x32(.tandem.v1.SamplingParams.LogitBiasEntry\x12\x18\n\x10\x62\x61nned_token_ids\x18\t \x01(\x0c\x12\x12\n\nmin_tokens\x18\n \x01(\r\x12\x15\n\rend_token_ids\x18\x0b \x01(\x0c\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"\xb5\x01\n\x0bOpenSession\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x15\n\rprompt_length\x18\x02 \x01(\r\x12+\n\x08sampling\x18\x03 \x01(\x0b\x32\x19.tandem.v1.SamplingParams\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nrequest_id\x18\x05 \x01(\t\x12-\n\x0cverification\x18\x06 \x01(\x0e\x32\x17.tandem.v1.Verification\"1\n\x07\x41\x64vance\x12\x13\n\x0bkeep_length\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\"<\n\x05\x44raft\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12 \n\x03law\x18\x02 \x01(\x0b\x32\x13.tandem.v1.DraftLaw\";\n\x08\x44raftLaw\x12\r\n\x05sizes\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\r\n\x05probs\x18\x03 \x01(\x0c\"\xa9\x01\n\tModelInfo\x12\x10\n\x08model_id\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontext_length\x18\x05 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x08 \x01(\t*b\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x1a\n\x16VERIFICATION_REJECTION\x10\x01\x12\x18\n\x14VERIFICATION_COUPLED\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +33,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_VERIFICATION']._serialized_start=914
+  _globals['_VERIFICATION']._serialized_end=1012
   _globals['_SAMPLINGPARAMS']._serialized_start=38
   _globals['_SAMPLINGPARAMS']._serialized_end=382
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=334
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=382
   _globals['_OPENSESSION']._serialized_start=385
-  _globals['_OPENSESSION']._serialized_end=519
-  _globals['_ADVANCE']._serialized_start=521
-  _globals['_ADVANCE']._serialized_end=570
-  _globals['_DRAFT']._serialized_start=572
-  _globals['_DRAFT']._serialized_end=632
-  _globals['_DRAFTLAW']._serialized_start=634
-  _globals['_DRAFTLAW']._serialized_end=693
-  _globals['_MODELINFO']._serialized_start=696
-  _globals['_MODELINFO']._serialized_end=865
+  _globals['_OPENSESSION']._serialized_end=566
+  _globals['_ADVANCE']._serialized_start=568
+  _globals['_ADVANCE']._serialized_end=617
+  _globals['_DRAFT']._serialized_start=619
+  _globals['_DRAFT']._serialized_end=679
+  _globals['_DRAFTLAW']._serialized_start=681
+  _globals['_DRAFTLAW']._serialized_end=740
+  _globals['_MODELINFO']._serialized_start=743
+  _globals['_MODELINFO']._serialized_end=912
 # @@protoc_insertion_point(module_scope)

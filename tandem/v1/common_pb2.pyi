@@ -11,6 +11,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -21,6 +22,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Verification:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerificationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verification.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERIFICATION_UNSPECIFIED: _Verification.ValueType  # 0
+    """taken as rejection"""
+    VERIFICATION_REJECTION: _Verification.ValueType  # 1
+    """Accept with probability min(1, target / draft), else draw from the residual. The draft sends its law."""
+    VERIFICATION_COUPLED: _Verification.ValueType  # 2
+    """Draft and target add the same noise, a function of (seed, position, token), to their own log-probabilities and
+    take the largest; a drafted token stands iff the target takes it too. The draft sends ids only.
+    """
+
+class Verification(_Verification, metaclass=_VerificationEnumTypeWrapper):
+    """How the target decides on drafted tokens. Both rules are exact (docs/exactness.md)."""
+
+VERIFICATION_UNSPECIFIED: Verification.ValueType  # 0
+"""taken as rejection"""
+VERIFICATION_REJECTION: Verification.ValueType  # 1
+"""Accept with probability min(1, target / draft), else draw from the residual. The draft sends its law."""
+VERIFICATION_COUPLED: Verification.ValueType  # 2
+"""Draft and target add the same noise, a function of (seed, position, token), to their own log-probabilities and
+take the largest; a drafted token stands iff the target takes it too. The draft sends ids only.
+"""
+Global___Verification: _TypeAlias = Verification  # noqa: Y015
 
 @_typing.final
 class SamplingParams(_message.Message):
@@ -118,6 +147,7 @@ class OpenSession(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    VERIFICATION_FIELD_NUMBER: _builtins.int
     token_ids: _builtins.bytes
     """packed: the prompt, then what is generated so far (a reopened session)"""
     prompt_length: _builtins.int
@@ -126,6 +156,7 @@ class OpenSession(_message.Message):
     """all randomness is a pure function of (seed, position, purpose)"""
     request_id: _builtins.str
     """for logs only"""
+    verification: Global___Verification.ValueType
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     def __init__(
@@ -136,10 +167,11 @@ class OpenSession(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         seed: _builtins.int = ...,
         request_id: _builtins.str = ...,
+        verification: Global___Verification.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -136,13 +136,13 @@ class VerifyRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def open(self) -> _common_pb2.OpenSession: ...
+    def open(self) -> Global___TargetOpen: ...
     @_builtins.property
     def round(self) -> Global___VerifyRound: ...
     def __init__(
         self,
         *,
-        open: _common_pb2.OpenSession | None = ...,
+        open: Global___TargetOpen | None = ...,
         round: Global___VerifyRound | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["open", b"open", "round", b"round", "step", b"step"]  # noqa: Y015
@@ -154,6 +154,36 @@ class VerifyRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
 
 Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
+
+@_typing.final
+class TargetOpen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    num_logprobs: _builtins.int
+    """Log-probabilities wanted with every token, of it and of so many most likely ones; absent: none."""
+    prompt_logprobs: _builtins.bool
+    """the prompt's too, with the first answer; needs num_logprobs"""
+    @_builtins.property
+    def session(self) -> _common_pb2.OpenSession: ...
+    def __init__(
+        self,
+        *,
+        session: _common_pb2.OpenSession | None = ...,
+        num_logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "session", b"session"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "prompt_logprobs", b"prompt_logprobs", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_logprobs) -> _WhichOneofReturnType__num_logprobs | None: ...
+
+Global___TargetOpen: _TypeAlias = TargetOpen  # noqa: Y015
 
 @_typing.final
 class VerifyRound(_message.Message):
@@ -192,6 +222,8 @@ class VerifyResponse(_message.Message):
     DRAFT_ERROR_FIELD_NUMBER: _builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """drafted tokens that stand, in order from the first"""
     token_id: _builtins.int
@@ -206,6 +238,14 @@ class VerifyResponse(_message.Message):
     """waiting for the model"""
     forward_seconds: _builtins.float
     """in the model"""
+    @_builtins.property
+    def logprobs(self) -> Global___Logprobs:
+        """of the emitted tokens: the accepted ones, then token_id"""
+
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___Logprobs:
+        """of the prompt's tokens from the second on"""
+
     def __init__(
         self,
         *,
@@ -216,11 +256,49 @@ class VerifyResponse(_message.Message):
         draft_error: _builtins.str = ...,
         queue_seconds: _builtins.float = ...,
         forward_seconds: _builtins.float = ...,
+        logprobs: Global___Logprobs | None = ...,
+        prompt_logprobs: Global___Logprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_error", b"draft_error", "forward_seconds", b"forward_seconds", "length", b"length", "num_accepted", b"num_accepted", "origin", b"origin", "queue_seconds", b"queue_seconds", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_error", b"draft_error", "forward_seconds", b"forward_seconds", "length", b"length", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "origin", b"origin", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VerifyResponse: _TypeAlias = VerifyResponse  # noqa: Y015
+
+@_typing.final
+class Logprobs(_message.Message):
+    """The raw model's log-probabilities (before penalties, bias and temperature) of n tokens in a row, at each position
+    those of the token itself and of the most likely ones.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_TOP_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    token_logprobs: _builtins.bytes
+    """packed float32, n"""
+    num_top: _builtins.int
+    """most likely tokens per position"""
+    top_token_ids: _builtins.bytes
+    """packed, n * num_top, most likely first"""
+    top_logprobs: _builtins.bytes
+    """packed float32, n * num_top"""
+    def __init__(
+        self,
+        *,
+        token_logprobs: _builtins.bytes = ...,
+        num_top: _builtins.int = ...,
+        top_token_ids: _builtins.bytes = ...,
+        top_logprobs: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_top", b"num_top", "token_logprobs", b"token_logprobs", "top_logprobs", b"top_logprobs", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Logprobs: _TypeAlias = Logprobs  # noqa: Y015
