@@ -9,7 +9,7 @@ from tandem.engine.coupled import verify_coupled
 from tandem.engine.draft_law import MalformedDraft, SparseLaw, unpack
 from tandem.engine.logprobs import token_logprobs
 from tandem.engine.outcome import Outcome
-from tandem.engine.rejection import verify
+from tandem.engine.rejection import RejectionRule, verify
 from tandem.engine.sampling import adjusted_logits
 from tandem.engine.worker import Feed, Program, Worker
 from tandem.errors import ContextTooLong
@@ -22,8 +22,9 @@ _PROMPT_ROWS = 32
 class Verifier:
     """Opens sessions on one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, *, rejection_rule: RejectionRule = verify) -> None:
         self._worker = worker
+        self._rejection_rule = rejection_rule
 
     @property
     def vocab_size(self) -> int:
@@ -35,15 +36,16 @@ class Verifier:
             raise ContextTooLong(
                 f"{len(start.token_ids)} tokens leave no room in the context of {self._worker.runner.context_length}"
             )
-        return VerifierSession(self._worker, start)
+        return VerifierSession(self._worker, start, self._rejection_rule)
 
 
 class VerifierSession:
     """One text at the target. Calls come one at a time."""
 
-    def __init__(self, worker: Worker, start: SessionStart) -> None:
+    def __init__(self, worker: Worker, start: SessionStart, rejection_rule: RejectionRule) -> None:
         self._worker = worker
         self._start = start
+        self._rejection_rule = rejection_rule
         self._session = worker.new_session(start.token_ids)
 
     @property
@@ -102,7 +104,7 @@ class VerifierSession:
         if start.verification is Verification.COUPLED and not start.sampling.greedy:  # an argmax needs no noise
             outcome = verify_coupled(logits, drafted, start.sampling, seed=start.seed, position=position)
         else:
-            outcome = verify(logits, drafted, laws, start.sampling, seed=start.seed, position=position)
+            outcome = self._rejection_rule(logits, drafted, laws, start.sampling, seed=start.seed, position=position)
         if start.num_logprobs is None:
             return outcome, ()
         emitted = (*drafted[: outcome.num_accepted], outcome.token_id)

@@ -9,6 +9,7 @@ output law is min(p, q) + (1 - sum min(p, q)) * normalise(max(0, p - q)) = p, pr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,21 @@ from tandem.engine.outcome import Outcome, origin_of
 from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.sampling import draw, law
 from tandem.types import SamplingParams
+
+
+class RejectionRule(Protocol):
+    """The signature of `verify`. Another rule is given by tests only: those that must catch a wrong one."""
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        drafted: Sequence[int],
+        laws: Sequence[SparseLaw] | None,
+        params: SamplingParams,
+        *,
+        seed: int,
+        position: int,
+    ) -> Outcome: ...
 
 
 def verify(

@@ -17,6 +17,7 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from draft_service.settings import DraftSettings
+from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings as GatewaySettings
 from tandem.settings import LogSettings
 from target_service.settings import TargetSettings
@@ -123,6 +124,15 @@ def test_prometheus_scrapes_every_service_where_it_serves_metrics() -> None:
     ports = {name: SERVICES[name]["environment"][f"TANDEM_{name.upper()}_METRICS_PORT"] for name in MODEL_SERVICES}
     ports["gateway"] = SERVICES["gateway"]["environment"]["TANDEM_GATEWAY_PORT"]
     assert scraped == {name: [f"{name}:{port}"] for name, port in ports.items()}
+
+
+def test_the_dashboard_shows_only_metrics_that_the_gateway_has() -> None:
+    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/speculation.json").read_text())
+    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    shown = set(re.findall(r"tandem_\w+", " ".join(expressions)))
+    exposition = GatewayMetrics(max_num_draft_tokens=1).exposition("text/plain")[0].decode()
+    assert shown
+    assert shown <= set(re.findall(r"^tandem_\w+", exposition, re.MULTILINE))
 
 
 def test_each_model_service_gets_a_gpu_of_its_own() -> None:

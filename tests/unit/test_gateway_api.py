@@ -25,7 +25,7 @@ from gateway.__main__ import build_server
 from gateway.admission import Admission
 from gateway.app import create_app
 from gateway.generate import Generation
-from gateway.jobs import Job
+from gateway.jobs import Job, JobMaker
 from gateway.metrics import GatewayMetrics
 from gateway.schemas import ChatBody, CompletionBody
 from gateway.served import Readiness
