@@ -69,12 +69,13 @@ async def _channel(server: RpcServer) -> AsyncIterator[grpc.aio.Channel]:
         yield channel
 
 
-@pytest.fixture
-async def server(worker: Worker) -> AsyncIterator[RpcServer]:
-    running = _server(worker)
-    await running.start()
-    yield running
-    await running.stop()
+@asynccontextmanager
+async def _serving(worker: Worker, *, max_sessions: int = 8) -> AsyncIterator[RpcServer]:
+    """Not a fixture: pytest would hold the server longer than its event loop lives, which grpc.aio complains about."""
+    server = _server(worker, max_sessions=max_sessions)
+    await server.start()
+    yield server
+    await server.stop()
 
 
 def _open(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[target_pb2.VerifyRequest, target_pb2.VerifyResponse]:
@@ -94,18 +95,18 @@ async def _answer(
     return response
 
 
-async def test_health_is_serving_by_name_and_for_the_whole(server: RpcServer) -> None:
-    async with _channel(server) as channel:
+async def test_health_is_serving_by_name_and_for_the_whole(worker: Worker) -> None:
+    async with _serving(worker) as server, _channel(server) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         for name in ("", NAME):
             response = await stub.Check(health_pb2.HealthCheckRequest(service=name))
             assert response.status == health_pb2.HealthCheckResponse.SERVING
-    assert await asyncio.to_thread(is_serving, f"127.0.0.1:{server.port}", timeout_seconds=3)
+        assert await asyncio.to_thread(is_serving, f"127.0.0.1:{server.port}", timeout_seconds=3)
     assert not await asyncio.to_thread(is_serving, "127.0.0.1:1", timeout_seconds=3)
 
 
-async def test_reflection_names_the_service(server: RpcServer) -> None:
-    async with _channel(server) as channel:
+async def test_reflection_names_the_service(worker: Worker) -> None:
+    async with _serving(worker) as server, _channel(server) as channel:
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
         async for response in call:
@@ -113,9 +114,9 @@ async def test_reflection_names_the_service(server: RpcServer) -> None:
             break
 
 
-async def test_tokenizer_files_arrive_whole_in_chunks(server: RpcServer) -> None:
+async def test_tokenizer_files_arrive_whole_in_chunks(worker: Worker) -> None:
     files: dict[str, bytes] = {}
-    async with _channel(server) as channel:
+    async with _serving(worker) as server, _channel(server) as channel:
         async for part in target_pb2_grpc.TargetServiceStub(channel).FetchTokenizer(target_pb2.FetchTokenizerRequest()):
             assert len(part.chunk) <= 1 << 20
             files[part.file_name] = files.get(part.file_name, b"") + part.chunk
@@ -138,9 +139,9 @@ async def test_tokenizer_files_arrive_whole_in_chunks(server: RpcServer) -> None
     ids=["round first", "empty", "opened twice"],
 )
 async def test_a_stream_that_breaks_the_protocol_ends_with_the_right_status(
-    server: RpcServer, requests: list[target_pb2.VerifyRequest], code: grpc.StatusCode
+    worker: Worker, requests: list[target_pb2.VerifyRequest], code: grpc.StatusCode
 ) -> None:
-    async with _channel(server) as channel:
+    async with _serving(worker) as server, _channel(server) as channel:
         call = _open(channel)
         for request in requests:
             await call.write(request)
@@ -149,8 +150,8 @@ async def test_a_stream_that_breaks_the_protocol_ends_with_the_right_status(
     assert ended.value.code() is code
 
 
-async def test_keeping_tokens_that_the_session_does_not_hold_is_aborted(server: RpcServer) -> None:
-    async with _channel(server) as channel:
+async def test_keeping_tokens_that_the_session_does_not_hold_is_aborted(worker: Worker) -> None:
+    async with _serving(worker) as server, _channel(server) as channel:
         call = _open(channel)
         await call.write(target_pb2.VerifyRequest(open=codec.target_open_to_pb(START)))
         await call.read()
@@ -163,9 +164,7 @@ async def test_keeping_tokens_that_the_session_does_not_hold_is_aborted(server: 
 
 
 async def test_one_session_too_many_is_resource_exhausted_and_the_next_fits_again(worker: Worker) -> None:
-    server = _server(worker, max_sessions=1)
-    await server.start()
-    async with _channel(server) as channel:
+    async with _serving(worker, max_sessions=1) as server, _channel(server) as channel:
         opening = target_pb2.VerifyRequest(open=codec.target_open_to_pb(START))
         first, second = _open(channel), _open(channel)
         await first.write(opening)
@@ -180,7 +179,6 @@ async def test_one_session_too_many_is_resource_exhausted_and_the_next_fits_agai
         await third.write(opening)
         await third.read()
         third.cancel()
-    await server.stop()
 
 
 async def test_a_drain_says_not_serving_and_lets_open_sessions_end(worker: Worker) -> None:
