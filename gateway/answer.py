@@ -5,7 +5,7 @@ It knows tokens and text, neither services nor HTTP. Rounds go in, `Delta`s come
 1. Each token is counted, and looked up among the ids that end the answer.
 2. Its text, through the incremental detokeniser, goes to the stop strings.
 3. The answer ends at an end token or a stop string ("stop"), else at max_tokens ("length"). What the round holds after
-   that is dropped: from the text, the ids, the usage and the trace alike.
+   that is dropped: from the text, the ids, the log-probabilities, the usage and the trace alike.
 4. Text is released as soon as it cannot belong to a stop string, and with it the tokens it came from; so a delta
    without text is only ever the last one, and the texts of all tokens joined are exactly the text of the answer.
 """
@@ -13,13 +13,14 @@ It knows tokens and text, neither services nor HTTP. Rounds go in, `Delta`s come
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.detokenize import Detokenizer
 from gateway.speculate import Round
 from gateway.stops import StopMatcher
-from tandem.types import FinishReason, TokenOrigin
+from tandem.types import FinishReason, TokenLogprob, TokenOrigin, Verification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class AnswerRules:
     string, or the text of the end token, in the text; a special token has text only if special tokens are not skipped.
     """
 
-    max_tokens: int
+    max_tokens: int  # 0: no answer at all, the prompt is only scored
     min_tokens: int = 0
     end_token_ids: frozenset[int] = frozenset()
     stops: tuple[str, ...] = ()
@@ -47,6 +48,7 @@ class AnswerToken:
     origin: TokenOrigin
     round: int  # from 0, the prefill's
     position: int  # in the answer, from 0
+    logprob: TokenLogprob | None = None  # where asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +77,14 @@ class Answer:
 
     def consume(self, outcome: Round) -> Delta | None:
         """Take one round. None while all its text must wait."""
+        if self._rules.max_tokens == 0:
+            self.finish_reason = FinishReason.LENGTH
+            return self._delta("")
         released = ""
-        for index, (token_id, origin) in enumerate(zip(outcome.token_ids, outcome.origins, strict=True)):
-            released += self._take(token_id, origin)
+        logprobs: Sequence[TokenLogprob | None] = outcome.logprobs or [None] * len(outcome.token_ids)
+        tokens = zip(outcome.token_ids, outcome.origins, logprobs, strict=True)
+        for index, (token_id, origin, logprob) in enumerate(tokens):
+            released += self._take(token_id, origin, logprob)
             if self.finish_reason is not None:
                 dropped = outcome.origins[index + 1 :]
                 self.num_accepted_dropped += dropped.count(TokenOrigin.ACCEPTED)
@@ -85,7 +92,7 @@ class Answer:
         self._num_rounds += 1
         return self._delta(released)
 
-    def _take(self, token_id: int, origin: TokenOrigin) -> str:
+    def _take(self, token_id: int, origin: TokenOrigin, logprob: TokenLogprob | None) -> str:
         rules = self._rules
         self.num_tokens += 1
         armed = self.num_tokens > rules.min_tokens
@@ -100,7 +107,12 @@ class Answer:
         elif self.finish_reason is not None:
             released += self._matcher.flush()
         token = AnswerToken(
-            token_id=token_id, text=text, origin=origin, round=self._num_rounds, position=self.num_tokens - 1
+            token_id=token_id,
+            text=text,
+            origin=origin,
+            round=self._num_rounds,
+            position=self.num_tokens - 1,
+            logprob=logprob,
         )
         self._pending.append((token, self._decoded_chars))
         self._decoded_chars += len(text)
@@ -161,9 +173,10 @@ class SpeculationTally:
         """None before the first round."""
         return (self.rounds + self.accepted) / self.rounds if self.rounds else None
 
-    def report(self, *, seed: int) -> dict[str, Any]:
+    def report(self, *, seed: int, verification: Verification) -> dict[str, Any]:
         """The `speculation` object. Ratios of nothing are null."""
         return {
+            "verification": verification.value,
             "rounds": self.rounds,
             "drafted": self.drafted,
             "accepted": self.accepted,

@@ -25,6 +25,7 @@ from gateway.errors import error_response, http_error_response, on_http_error, o
 from gateway.generate import Generation
 from gateway.jobs import JobMaker
 from gateway.metrics import GatewayMetrics
+from gateway.openapi import describe
 from gateway.routes import build_router
 from gateway.served import Backends
 from gateway.settings import Settings
@@ -66,6 +67,7 @@ def create_app(
     app.add_exception_handler(TandemError, on_tandem_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # as FastAPI's manual has it
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds)
     app.add_middleware(RequestContext, metrics=metrics)

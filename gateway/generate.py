@@ -1,7 +1,9 @@
 """A job's answers, from their turn in the queue to the last delta.
 
-`run` waits for the request's turn, then runs one speculative loop per answer and yields what they grow by. However it
-ends, sessions are closed, places are given back and the answer is counted: all in `finally`.
+`run` waits for the request's turn, then runs one speculative loop per answer and yields what they grow by. Of several
+answers to one prompt the first begins alone, and the others when it has its first token: they then find the prompt in
+the target's prefix cache, where all at once would each compute it. However it ends, sessions are closed, places are
+given back and the answer is counted: all in `finally`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Generation:
         await self._in_time(self._admission.acquire(len(job.choices)), job)
         try:
             if len(job.choices) == 1:
-                async with aclosing(self._answer(job, job.choices[0])) as deltas:
+                async with aclosing(self._answer(job, job.choices[0], asyncio.Event())) as deltas:
                     async for delta in deltas:
                         yield 0, delta
             else:
@@ -55,13 +57,20 @@ class Generation:
         finally:
             self._admission.release(len(job.choices))
 
-    async def _answer(self, job: Job, choice: Choice) -> AsyncGenerator[Delta]:
-        """One answer. The last delta comes when the sessions are closed already."""
+    async def _answer(self, job: Job, choice: Choice, prompt_ready: asyncio.Event) -> AsyncGenerator[Delta]:
+        """One answer. The last delta comes when the sessions are closed already.
+
+        A prompt's first answer sets `prompt_ready` with its first token, the others wait for it.
+        """
         answer = Answer(choice.rules, job.served.tokenizer.detokenizer(skip_special_tokens=job.skip_special_tokens))
         outcome: Outcome = "cancelled"
         first_at = last_at = time.perf_counter()
         try:
-            self._metrics.observe_prompt(choice.start.prompt_length)
+            self._metrics.observe_verification(job.verification)
+            if choice.sample == 0:
+                self._metrics.observe_prompt(choice.start.prompt_length)
+            else:
+                await self._in_time(prompt_ready.wait(), job)
             rounds = speculate(
                 choice.start,
                 max_length=choice.start.prompt_length + choice.rules.max_tokens,
@@ -69,15 +78,19 @@ class Generation:
                 target=self._backends.target,
                 drafts=self._backends.drafts,
             )
+            is_first = True
             async with aclosing(rounds):
                 while True:
                     result = await self._in_time(anext(rounds), job)
-                    is_first = answer.num_tokens == 0
                     last_at = time.perf_counter()
                     if is_first:
                         first_at = last_at
+                        if choice.start.prompt_logprobs:
+                            job.prompt_logprobs[choice.prompt] = result.prompt_logprobs
+                        prompt_ready.set()
                         self._metrics.observe_first_token(first_at - job.arrived)
                     self._metrics.observe_round(result, is_first=is_first)
+                    is_first = False
                     job.tally.add(result)
                     delta = answer.consume(result)
                     if answer.finish_reason is not None:
@@ -97,10 +110,11 @@ class Generation:
     async def _merged(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
         """All answers at once, their deltas as they come. The first to fail ends all."""
         queue: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue(maxsize=len(job.choices))
+        prompts_ready = [asyncio.Event() for choice in job.choices if choice.sample == 0]
 
         async def pump(index: int, choice: Choice) -> None:
             try:
-                async with aclosing(self._answer(job, choice)) as deltas:
+                async with aclosing(self._answer(job, choice, prompts_ready[choice.prompt])) as deltas:
                     async for delta in deltas:
                         await queue.put((index, delta))
             except Exception as error:  # noqa: BLE001 (raised again by who reads the queue)

@@ -6,39 +6,49 @@ Everything that can be wrong with a request is found here, before anything is st
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from gateway.answer import AnswerRules, SpeculationTally
-from gateway.schemas import ChatBody, CompletionBody, GenerationBody, Speculation
+from gateway.echo import Echo, echo_of
+from gateway.fields import Speculation
+from gateway.schemas import ChatBody, CompletionBody, GenerationBody
+from gateway.seeds import draw_seed, seed_of_choice
 from gateway.served import Backends, ServedModel
 from gateway.settings import Settings
 from gateway.speculate import SpeculationPlan
 from tandem.errors import ContextTooLong, InvalidRequest
-from tandem.types import SamplingParams, SessionStart
+from tandem.types import SamplingParams, SessionStart, TokenLogprob, Verification
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
 _INLINE_CHARS = 4_000  # tokenising so much takes about a millisecond; more goes to a thread
-_SEED_BITS = 53  # a drawn seed is named in the response, and JavaScript reads integers exactly up to here
+_INLINE_TOKENS = 2_000  # and so does decoding so many
+# float32, in which laws are made, has no smaller normal numbers. A set of tokens whose mass must reach this holds the
+# most likely ones alone, as with any top_p below, so the law stays the same.
+_LEAST_TOP_P = 1e-37
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One answer to be made."""
+    """One answer to be made: number `sample` to the job's prompt number `prompt`."""
 
     start: SessionStart
     rules: AnswerRules
+    prompt: int
+    sample: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """All that one request asks for."""
+    """All that one request asks for. `tally` and `prompt_logprobs` are filled while it runs."""
 
     served: ServedModel
     choices: tuple[Choice, ...]
     plan: SpeculationPlan
     seed: int  # as the request gave it, or drawn
+    verification: Verification
+    echoes: tuple[Echo, ...] = ()  # of each prompt, where the answers begin with it
+    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by prompt, where asked for
     skip_special_tokens: bool
     tally: SpeculationTally
     arrived: float  # time.perf_counter()
@@ -46,7 +56,8 @@ class Job:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(choice.start.prompt_length for choice in self.choices)
+        """Each prompt counts once, however many answers it gets."""
+        return sum(choice.start.prompt_length for choice in self.choices if choice.sample == 0)
 
 
 class JobMaker:
@@ -60,8 +71,7 @@ class JobMaker:
         """Raises InvalidRequest, ContextTooLong, and Unavailable while no target is known."""
         served = self._backends.served()
         prompts = body.prompts
-        if len(prompts) > self._settings.max_n:
-            raise InvalidRequest(f"at most {self._settings.max_n} prompts in one request", param="prompt")
+        self._check_number(body, num_prompts=len(prompts))
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
             num_chars = sum(map(len, texts))
@@ -74,13 +84,26 @@ class JobMaker:
             token_ids = [tuple(prompt) for prompt in prompts if not isinstance(prompt, str)]
             if any(token_id >= served.vocab_size or token_id < 0 for prompt in token_ids for token_id in prompt):
                 raise InvalidRequest(f"token ids must be from 0 to {served.vocab_size - 1}", param="prompt")
-        return self._job(
+        job = self._job(
             body, served, token_ids, param="prompt", default=_COMPLETION_TOKENS, request_id=request_id, arrived=arrived
         )
+        if not body.echo:
+            return job
+
+        def echo() -> tuple[Echo, ...]:
+            given = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+            return tuple(
+                echo_of(served.tokenizer, ids, given=text, skip_special_tokens=body.skip_special_tokens)
+                for ids, text in zip(token_ids, given, strict=True)
+            )
+
+        small = sum(map(len, token_ids)) <= _INLINE_TOKENS
+        return replace(job, echoes=echo() if small else await asyncio.to_thread(echo))
 
     async def chat(self, body: ChatBody, *, request_id: str, arrived: float) -> Job:
         """Raises InvalidRequest, ContextTooLong, and Unavailable while no target is known."""
         served = self._backends.served()
+        self._check_number(body, num_prompts=1)
         messages = [message.model_dump() for message in body.messages]
 
         def encode() -> list[tuple[int, ...]]:
@@ -94,6 +117,17 @@ class JobMaker:
         return self._job(
             body, served, token_ids, param="messages", default=None, request_id=request_id, arrived=arrived
         )
+
+    def _check_number(self, body: GenerationBody, *, num_prompts: int) -> None:
+        most = self._settings.max_n
+        if num_prompts > most:
+            raise InvalidRequest(f"at most {most} prompts in one request", param="prompt")
+        if num_prompts * body.n > most:
+            raise InvalidRequest(
+                f"at most {most} answers to one request; this one asks for {num_prompts * body.n} "
+                f"(prompts: {num_prompts}, n: {body.n})",
+                param="n",
+            )
 
     async def _tokenise(
         self, encode: Callable[[], list[tuple[int, ...]]], *, num_chars: int, served: ServedModel, param: str
@@ -119,17 +153,12 @@ class JobMaker:
     ) -> Job:
         plan = self._plan(body.speculation)
         sampling = _sampling(body, served)
-        seed = secrets.randbits(_SEED_BITS) if body.seed is None else body.seed
+        seed = draw_seed() if body.seed is None else body.seed
+        verification = _verification(body)
+        scores_prompt = isinstance(body, CompletionBody) and body.echo and body.num_logprobs is not None
         choices: list[Choice] = []
-        for token_ids in prompts:
+        for number, token_ids in enumerate(prompts):
             max_tokens = self._max_tokens(body, served, num_prompt_tokens=len(token_ids), default=default, param=param)
-            start = SessionStart(
-                token_ids=token_ids,
-                prompt_length=len(token_ids),
-                sampling=sampling,
-                seed=seed % 2**64,  # negative seeds wrap, as the wire has unsigned ones
-                request_id=request_id,
-            )
             rules = AnswerRules(
                 max_tokens=max_tokens,
                 min_tokens=body.min_tokens,
@@ -137,12 +166,24 @@ class JobMaker:
                 stops=body.stops,
                 include_stop=body.include_stop_str_in_output,
             )
-            choices.append(Choice(start=start, rules=rules))
+            for sample in range(body.n):
+                start = SessionStart(
+                    token_ids=token_ids,
+                    prompt_length=len(token_ids),
+                    sampling=sampling,
+                    seed=seed_of_choice(seed, len(choices)),
+                    verification=verification,
+                    num_logprobs=body.num_logprobs,
+                    prompt_logprobs=scores_prompt and sample == 0,
+                    request_id=request_id,
+                )
+                choices.append(Choice(start=start, rules=rules, prompt=number, sample=sample))
         return Job(
             served=served,
             choices=tuple(choices),
             plan=plan,
             seed=seed,
+            verification=verification,
             skip_special_tokens=body.skip_special_tokens,
             tally=SpeculationTally(num_draft_tokens=plan.num_draft_tokens),
             arrived=arrived,
@@ -203,6 +244,17 @@ class JobMaker:
         return SpeculationPlan(num_draft_tokens=wanted, drafter="" if wish.drafter == "auto" else wish.drafter)
 
 
+def _verification(body: GenerationBody) -> Verification:
+    """The rule that the request names; "auto" couples where there is a seed.
+
+    Plain decoding goes by it too: with a seed, its text is then the one that speculation gives.
+    """
+    wish = body.speculation.verification
+    if wish == "auto":
+        return Verification.REJECTION if body.seed is None else Verification.COUPLED
+    return Verification(wish)
+
+
 def _sampling(body: GenerationBody, served: ServedModel) -> SamplingParams:
     """The law's parameters, the ids that end the answer among them. Raises InvalidRequest, with the field's name."""
     if any(token_id >= served.vocab_size for token_id in body.stop_token_ids):
@@ -211,7 +263,7 @@ def _sampling(body: GenerationBody, served: ServedModel) -> SamplingParams:
     sampling = SamplingParams(
         temperature=body.temperature,
         top_k=max(0, body.top_k),
-        top_p=body.top_p,
+        top_p=max(body.top_p, _LEAST_TOP_P),
         min_p=body.min_p,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,

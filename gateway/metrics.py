@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.answer import round_seconds
 from gateway.speculate import Round
-from tandem.types import DraftlessReason
+from tandem.types import DraftlessReason, Verification
 
 _ROUND_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _WAIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
@@ -118,7 +118,15 @@ class GatewayMetrics:
             "requests", "Answers by how they ended: stop, length, cancelled (the client left), error", "finish_reason"
         )
         self._requests = {outcome: requests.labels(outcome) for outcome in ("stop", "length", "cancelled", "error")}
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts")
+        rules = self._labelled(
+            "verification_answers",
+            "Answers begun, by the rule that verifies their drafts: coupled (with a seed) or rejection",
+            "verification",
+        )
+        self._rules = {rule: rules.labels(rule.value) for rule in Verification}
+        self._prompt_tokens = self._counter(
+            "prompt_tokens", "Tokens of prompts, each counted once however many answers it gets"
+        )
         self._generation_tokens = self._counter(
             "generation_tokens",
             "Tokens of answers, as `usage` counts them. Tokens per second: rate(tandem_generation_tokens_total[5m])",
@@ -174,6 +182,9 @@ class GatewayMetrics:
 
     def observe_prompt(self, num_tokens: int) -> None:
         self._prompt_tokens.inc(num_tokens)
+
+    def observe_verification(self, rule: Verification) -> None:
+        self._rules[rule].inc()
 
     def observe_first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)

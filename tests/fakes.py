@@ -14,6 +14,8 @@ script's end comes END for ever. The target accepts a drafted token if and only 
 
 `alphabet` is the script that needs no list: it goes on where the prompt stops, z followed by a: "abc" gives "defgh...".
 
+Its log-probabilities, where asked for: of token id i, -i / 1000; so the n most likely tokens are the ids 0 to n - 1.
+
 The tokenizer. Byte-level BPE in which token id = byte value below 256, then a few merges, then special tokens; so an
 ASCII text without merges is its own bytes, and é is the two tokens C3 A9.
 """
@@ -26,7 +28,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tokenizers
 import uvicorn
@@ -46,6 +48,7 @@ from tandem.types import (
     ModelInfo,
     SessionStart,
     TargetInfo,
+    TokenLogprob,
     TokenOrigin,
     Verdict,
 )
@@ -117,6 +120,11 @@ def tokens(*token_ids: int) -> Script:
     return lambda start: token_ids
 
 
+def score_of(token_id: int, num_top: int) -> TokenLogprob:
+    """The score of the module's docstring."""
+    return TokenLogprob(-token_id / 1000, tuple((top, -top / 1000) for top in range(num_top)))
+
+
 def _script_at(script: Sequence[int], position: int) -> int:
     return script[position] if position < len(script) else END
 
@@ -129,6 +137,7 @@ class ScriptedTarget:
     seconds: float = 0.0  # of every call
     gate: asyncio.Event | None = None
     fail_at: tuple[int, Exception] | None = None
+    sends_scores: bool = True  # where it is asked to
     starts: list[SessionStart] = field(default_factory=list)
     num_open: int = 0
     num_calls: int = 0
@@ -147,7 +156,10 @@ class _TargetSession:
         self._open = True
 
     async def first(self) -> Verdict:
-        return await self.verify(self._start.token_ids, NO_DRAFT)
+        verdict = await self.verify(self._start.token_ids, NO_DRAFT)
+        if not self._start.prompt_logprobs:
+            return verdict
+        return replace(verdict, prompt_logprobs=self._scores(self._start.token_ids[1:]))
 
     async def verify(self, token_ids: Sequence[int], draft: Draft) -> Verdict:
         target = self._target
@@ -163,12 +175,20 @@ class _TargetSession:
             if token_id != _script_at(self._script, position + accepted):
                 break
             accepted += 1
+        token_id = _script_at(self._script, position + accepted)
         origin = TokenOrigin.BONUS if accepted == len(draft.token_ids) else TokenOrigin.RECOVERED
         return Verdict(
             num_accepted=accepted,
-            token_id=_script_at(self._script, position + accepted),
+            token_id=token_id,
             origin=origin if draft.token_ids else TokenOrigin.PLAIN,
+            logprobs=self._scores((*draft.token_ids[:accepted], token_id)),
         )
+
+    def _scores(self, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+        num_top = self._start.num_logprobs
+        if num_top is None or not self._target.sends_scores:
+            return ()
+        return tuple(score_of(token_id, num_top) for token_id in token_ids)
 
     def close(self) -> None:
         if self._open:

@@ -87,6 +87,15 @@ async def _drain(call: grpc.aio.StreamStreamCall[target_pb2.VerifyRequest, targe
         pass
 
 
+async def _exchange(
+    call: grpc.aio.StreamStreamCall[target_pb2.VerifyRequest, target_pb2.VerifyResponse],
+    request: target_pb2.VerifyRequest,
+) -> target_pb2.VerifyResponse:
+    """The refusal may arrive before or after the message is written."""
+    await call.write(request)
+    return await _answer(call)
+
+
 async def _answer(
     call: grpc.aio.StreamStreamCall[target_pb2.VerifyRequest, target_pb2.VerifyResponse],
 ) -> target_pb2.VerifyResponse:
@@ -169,9 +178,8 @@ async def test_one_session_too_many_is_resource_exhausted_and_the_next_fits_agai
         first, second = _open(channel), _open(channel)
         await first.write(opening)
         await first.read()
-        await second.write(opening)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
-            await second.read()
+            await _exchange(second, opening)
         assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await first.done_writing()
         assert await first.read() is grpc.aio.EOF

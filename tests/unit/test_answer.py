@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.answer import Answer, AnswerRules, AnswerToken, Delta, SpeculationTally
 from gateway.detokenize import TokenTable
 from gateway.speculate import Round
-from tandem.types import DraftlessReason, FinishReason, ServiceTimes, TokenOrigin
+from tandem.types import DraftlessReason, FinishReason, ServiceTimes, TokenLogprob, TokenOrigin, Verification
 from tests.fakes import END, START, library_tokenizer
 
 TABLE = TokenTable(library_tokenizer())
@@ -170,6 +171,19 @@ def test_a7_d2_any_split_into_rounds_gives_the_same_answer(
     assert "".join(token.text for token in tokens) == text
 
 
+def test_d4_log_probabilities_end_where_the_tokens_end() -> None:
+    answer = Answer(AnswerRules(max_tokens=9, stops=("cd",)), TABLE.detokenizer(skip_special_tokens=True))
+    scores = tuple(TokenLogprob(-float(token_id), ()) for token_id in b"abcdef")
+    delta = answer.consume(replace(round_of(b"abcdef"), logprobs=scores))
+    assert delta is not None
+    assert [token.logprob for token in delta.tokens] == list(scores[:4])
+
+
+def test_of_an_answer_of_no_tokens_the_first_round_is_the_end() -> None:
+    text, tokens, reason, _ = run(AnswerRules(max_tokens=0), [b"a"])
+    assert (text, tokens, reason) == ("", [], FinishReason.LENGTH)
+
+
 def test_what_the_round_held_after_the_end_is_counted_as_dropped() -> None:
     answer = Answer(AnswerRules(max_tokens=2), TABLE.detokenizer(skip_special_tokens=True))
     answer.consume(round_of(b"abcde"))  # a b are the answer; c d were accepted too, e is the bonus
@@ -182,7 +196,7 @@ def test_the_tally_counts_what_the_target_tested() -> None:
     tally.add(round_of(b"a"))
     tally.add(round_of(b"bcde"))  # 3 of 3
     tally.add(round_of(b"fg", num_drafted=3))  # 1 of 3
-    report = tally.report(seed=7)
+    report = tally.report(seed=7, verification=Verification.COUPLED)
     assert report["rounds"] == 3
     assert report["draftless_rounds"] == 1
     assert report["drafted"] == 6
@@ -190,11 +204,11 @@ def test_the_tally_counts_what_the_target_tested() -> None:
     assert report["acceptance_rate"] == 4 / 6
     assert report["acceptance_length"] == 7 / 3  # 7 tokens, 3 target calls
     assert report["accepted_per_position"] == [2, 1, 1]
-    assert report["seed"] == 7
+    assert (report["seed"], report["verification"]) == (7, "coupled")
 
 
 def test_k9_ratios_of_nothing_are_null() -> None:
-    report = SpeculationTally(num_draft_tokens=0).report(seed=0)
+    report = SpeculationTally(num_draft_tokens=0).report(seed=0, verification=Verification.REJECTION)
     assert report["acceptance_rate"] is None
     assert report["acceptance_length"] is None
     assert report["accepted_per_position"] == []
@@ -216,6 +230,6 @@ def test_seconds_are_split_by_where_they_were_spent() -> None:
             num_bytes=100,
         )
     )
-    report = tally.report(seed=0)
+    report = tally.report(seed=0, verification=Verification.REJECTION)
     assert (report["draft_seconds"], report["verify_seconds"], report["network_seconds"]) == (0.25, 0.625, 0.625)
     assert report["bytes_sent"] == 100

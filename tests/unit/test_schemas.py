@@ -72,8 +72,17 @@ def test_null_is_the_same_as_absent_inside_objects_too() -> None:
         ("max_completion_tokens", 0),
         ("min_tokens", -1),
         ("stream", 1),
+        ("repetition_penalty", 1e-40),
+        ("repetition_penalty", 1e300),
         ("n", 0),
+        ("n", 129),
+        ("n", 100_000),
+        ("logprobs", 6),
         ("logprobs", 1_000_000),
+        ("logprobs", -1),
+        ("logprobs", True),
+        ("echo", 1),
+        ("best_of", 0),
         ("stop", ""),
         ("stop", [""]),
         ("stop", ["a", ""]),
@@ -93,7 +102,7 @@ def test_f14_e14_d10_values_out_of_range_are_refused_by_name(field: str, value: 
     ("field", "value"),
     [
         ("top_p", 1),
-        ("top_p", 0.001),
+        ("top_p", 1e-300),
         ("top_k", -1),
         ("top_k", 0),
         ("min_p", 1),
@@ -103,11 +112,14 @@ def test_f14_e14_d10_values_out_of_range_are_refused_by_name(field: str, value: 
         ("presence_penalty", -2),
         ("repetition_penalty", 1.3),
         ("seed", -(2**63)),
-        ("n", 1),
+        ("n", 128),
         ("best_of", 1),
         ("logprobs", 0),
+        ("logprobs", 5),
         ("logprobs", False),
         ("echo", False),
+        ("echo", True),
+        ("top_logprobs", 0),
         ("stop", []),
         ("stop", "a"),
         ("tools", []),
@@ -179,11 +191,7 @@ def test_c3_stream_options_without_stream_are_refused(options: Mapping[str, bool
         ("functions", [{}]),
         ("suffix", "x"),
         ("best_of", 2),
-        ("n", 2),
-        ("n", 100_000),
-        ("echo", True),
-        ("logprobs", 1),
-        ("logprobs", True),
+        ("top_logprobs", 1),
         ("prompt_logprobs", 0),
         ("truncate_prompt_tokens", 5),
         ("guided_json", {}),
@@ -198,9 +206,45 @@ def test_i4_known_fields_that_cannot_be_honoured_are_refused_by_name(field: str,
     assert field in error.message
 
 
-def test_top_logprobs_are_refused_until_they_are_built() -> None:
-    assert refusal(ChatBody, {**CHAT, "top_logprobs": 3}).param == "top_logprobs"
-    assert refusal(ChatBody, {**CHAT, "logprobs": True}).param == "logprobs"
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 1_000_000}, "top_logprobs"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 3}, "top_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ],
+)
+def test_g8_i4_chats_refuse_by_name_too(fields: Mapping[str, object], param: str) -> None:
+    assert refusal(ChatBody, {**CHAT, **fields}).param == param
+
+
+def test_log_probabilities_are_off_unless_asked_for() -> None:
+    assert completion().num_logprobs is None
+    assert completion(logprobs=False).num_logprobs is None
+    assert completion(logprobs=0).num_logprobs == 0
+    assert ChatBody.model_validate({**CHAT, "top_logprobs": 0}).num_logprobs is None
+    assert ChatBody.model_validate({**CHAT, "logprobs": True}).num_logprobs == 0
+    assert ChatBody.model_validate({**CHAT, "logprobs": True, "top_logprobs": 20}).num_logprobs == 20
+
+
+def test_e14_no_tokens_at_all_only_with_echo() -> None:
+    assert refusal(CompletionBody, {"prompt": "a", "max_tokens": 0}).param == "max_tokens"
+    assert refusal(CompletionBody, {"prompt": "a", "max_completion_tokens": 0}).param == "max_completion_tokens"
+    assert completion(max_tokens=0, echo=True).token_limit == 0
+
+
+def test_best_of_is_taken_where_it_asks_for_nothing() -> None:
+    assert refusal(CompletionBody, {"prompt": "a", "n": 2, "best_of": 3}).param == "best_of"
+    assert refusal(CompletionBody, {"prompt": "a", "n": 2, "best_of": 1}).param == "best_of"
+    completion(n=2, best_of=2)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +254,6 @@ def test_top_logprobs_are_refused_until_they_are_built() -> None:
         ({"num_draft_tokens": 0}, "speculation.num_draft_tokens"),
         ({"num_draft_tokens": "many"}, "speculation.num_draft_tokens"),
         ({"num_draft_tokens": True}, "speculation.num_draft_tokens"),
-        ({"verification": "coupled"}, "speculation.verification"),
         ({"verification": "typical"}, "speculation.verification"),
         ({"enabled": "yes"}, "speculation.enabled"),
         ({"drafter": ""}, "speculation.drafter"),
