@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.backends import Drafts, DraftSession, Proposal, Target
 from tandem.types import (
@@ -98,8 +98,10 @@ async def _propose(proposer: DraftSession | None, token_ids: list[int], num_draf
     if num_draft_tokens == 0:
         return Proposal(NO_DRAFT, DraftlessReason.LIMIT)
     proposal = await proposer.propose(token_ids, num_draft_tokens)
+    if len(proposal.draft.token_ids) > num_draft_tokens:  # it would overshoot the limit, or the target's context
+        return replace(proposal, draft=NO_DRAFT, reason=DraftlessReason.MALFORMED)
     if not proposal.draft.token_ids and proposal.reason is None:
-        return Proposal(NO_DRAFT, DraftlessReason.EMPTY, proposal.seconds, proposal.service_seconds, proposal.num_bytes)
+        return replace(proposal, reason=DraftlessReason.EMPTY)
     return proposal
 
 

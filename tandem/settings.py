@@ -34,5 +34,5 @@ class EngineSettings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and KV cache")
     threads: int = Field(1, ge=1, description="CPU threads; two model processes must not share cores")
     kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="memory of the KV cache")
-    block_size: int = Field(32, ge=1, le=1024, description="tokens per KV block")
-    max_step_tokens: int = Field(256, ge=32, description="tokens per forward: the longest stall another prefill causes")
+    block_size: int = Field(32, ge=1, le=64, description="tokens per KV block")
+    max_step_tokens: int = Field(256, ge=128, description="tokens per forward: the longest stall by others' prefill")

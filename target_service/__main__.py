@@ -9,6 +9,7 @@ import time
 import structlog
 
 from tandem.engine.factory import start_engine
+from tandem.engine.rejection import RejectionRule, verify
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
 from tandem.rpc.sessions import SessionSlots
@@ -20,8 +21,8 @@ from target_service.settings import TargetSettings
 from target_service.verifier import Verifier
 
 
-async def serve() -> None:
-    """Load the model, serve until a signal, drain."""
+async def serve(*, rejection_rule: RejectionRule = verify) -> None:
+    """Load the model, serve until a signal, drain. Only test builds give another rule than the right one."""
     settings = TargetSettings()
     log = structlog.get_logger()
     metrics = ServiceMetrics()
@@ -42,7 +43,7 @@ async def serve() -> None:
         servicer = TargetServicer(
             info=info,
             tokenizer_files=engine.tokenizer_files,
-            verifier=Verifier(engine.worker),
+            verifier=Verifier(engine.worker, rejection_rule=rejection_rule),
             slots=SessionSlots(max_sessions=settings.max_sessions, metrics=metrics),
         )
         server = RpcServer(

@@ -50,7 +50,7 @@ class ModelDrafterSession:
         room = self._worker.runner.context_length - keep_length - len(new_tokens)
         num_draft_tokens = min(num_draft_tokens, room)
         if num_draft_tokens < 1:
-            self._session.advance(keep_length, new_tokens)
+            await self._worker.run(self._advance_program(keep_length, new_tokens))
             return Drafted(NO_DRAFT)
         completed = await self._worker.run(self._program(keep_length, new_tokens, num_draft_tokens))
         return Drafted(completed.value, completed.times)
@@ -59,6 +59,11 @@ class ModelDrafterSession:
         if self._prefill is not None:
             self._prefill.cancel()
         self._worker.end_session(self._session)
+
+    def _advance_program(self, keep_length: int, new_tokens: Sequence[int]) -> Program[None]:
+        """Sessions belong to the worker's thread, even where there is nothing to compute."""
+        self._session.advance(keep_length, new_tokens)
+        yield from ()
 
     def _prefill_program(self) -> Program[None]:
         yield Feed(self._session, num_rows=1)

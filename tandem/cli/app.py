@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,7 @@ def build_app() -> typer.Typer:
     app.command("up")(_up)
     app.command("down")(_down)
     app.command("chat")(_chat)
+    app.command("verify")(_verify)
     app.command("version")(_version)
     models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
     models.command("list")(_models_list)
@@ -210,6 +212,63 @@ def _chat(
         drafter=drafter,
     )
     raise typer.Exit(run_chat(url, api_key=api_key, settings=settings, system=system))
+
+
+def _verify(
+    *,
+    url: Annotated[str, typer.Option(help="The gateway's.", envvar="TANDEM_URL")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None, typer.Option(help="For a gateway that asks for one.", envvar="TANDEM_API_KEY")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=20, help="At most so many for each law.")] = 2000,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Draw no more samples after this time.")] = 8.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Texts that must be equal under the coupled rule.")] = 6,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tenth of samples and minutes: finds what is badly wrong.")
+    ] = False,
+    parameters: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this set of sampling parameters; may be repeated. (default: all)", show_default=False),
+    ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this drafter; may be repeated. (default: all there are)", show_default=False),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=1024, help="Requests at once.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, max=2**18, help="Other samples.")] = 0,
+    allow_ties: Annotated[
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share of texts that may differ, as ties do in half precision."),
+    ] = 0.0,
+    allow_untested: Annotated[
+        bool,
+        typer.Option(
+            "--allow-untested", help="Do not fail where nothing could be tested, as with a draft that is never wrong."
+        ),
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the figures to this file.", dir_okay=False, show_default=False)
+    ] = None,
+) -> None:
+    """Test running services: does speculation change what they say? Exit code 1 where it does.
+
+    Compares the laws of samples with and without it, and texts that must be equal: with a seed, at temperature 0.
+    """
+    from tandem.cli.verify import VerifyOptions, run_verify
+
+    options = VerifyOptions(
+        num_samples=max(20, samples // 10) if quick else samples,
+        num_seeds=seeds,
+        minutes=minutes / 10 if quick else minutes,
+        parameter_sets=parameters or (),
+        drafters=drafter or (),
+        concurrency=concurrency,
+        base_seed=seed,
+        allowed_ties=allow_ties,
+        allow_untested=allow_untested,
+        json_file=json,
+    )
+    raise typer.Exit(run_verify(url, api_key=api_key, options=options))
 
 
 def _models_list() -> None:

@@ -69,13 +69,13 @@ class Session:
             self._pool.share(block)
         return twin
 
-    def reuse_prefix(self) -> None:
+    def reuse_prefix(self, num_rows: int) -> None:
         """Take over cached blocks that hold the very next tokens, wherever they were computed.
 
-        Leaves at least one token to compute, so that there are logits.
+        Leaves the last `num_rows` tokens to compute, whose logits are wanted.
         """
         size = self._pool.block_size
-        usable = min(self.committed, len(self.tokens) - 1) // size
+        usable = min(self.committed, len(self.tokens) - num_rows) // size
         if self.cached % size or self.cached // size >= usable:
             return
         self._extend_hashes()

@@ -16,6 +16,7 @@ Programs run on this thread, between forwards; they hold no locks and must not b
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -86,9 +87,9 @@ class Worker:
     def __init__(
         self, runner: ModelRunner, *, name: str, max_step_tokens: int, max_programs: int, observer: StepObserver
     ) -> None:
-        if max_step_tokens < runner.block_size:
+        if max_step_tokens < 2 * runner.block_size:  # one for rounds, one for prefill
             raise ValueError(
-                f"max_step_tokens must be at least one block of {runner.block_size}, got {max_step_tokens}"
+                f"max_step_tokens must be at least two blocks of {runner.block_size}, got {max_step_tokens}"
             )
         self._runner = runner
         self._pool = BlockPool(num_blocks=runner.num_blocks, block_size=runner.block_size)
@@ -108,8 +109,9 @@ class Worker:
 
     def close(self) -> None:
         """Finish nothing more: waiting programs fail with Unavailable. Blocks until the thread has ended."""
-        self._closing = True
-        self._inbox.put(None)
+        with self._lock:
+            self._closing = True
+            self._inbox.put(None)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -144,7 +146,8 @@ class Worker:
             if self._num_programs >= self._max_programs:
                 raise Overloaded(f"{self._max_programs} requests wait for the model already")
             self._num_programs += 1
-        self._inbox.put(_Job(program, future, time.perf_counter()))
+            # Under the lock: what is put before `close` is answered by the thread, nothing is put after.
+            self._inbox.put(_Job(program, future, time.perf_counter()))
         return await asyncio.wrap_future(future)
 
     def new_session(self, token_ids: Sequence[int]) -> Session:
@@ -154,10 +157,13 @@ class Worker:
         return session
 
     def end_session(self, session: Session) -> None:
-        """Free a session's cache before the next step. From any thread; no program may use the session after."""
+        """Free a session's cache before the next step, and end its program if one runs. From any thread."""
         self._inbox.put(lambda: self._end_session(session))
 
     def _end_session(self, session: Session) -> None:
+        for job in [job for job in self._jobs if job.feed is not None and job.feed.session is session]:
+            job.program.close()
+            self._finish(job, error=Unavailable("the session has ended"))
         session.release()
         self._sessions.pop(session, None)
 
@@ -170,6 +176,8 @@ class Worker:
                 self._step(self._plan())
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave every later request waiting for ever
                 for job in list(self._jobs):
+                    if job.feed is not None:
+                        job.feed.session.release()  # whatever of it is half done is computed anew
                     self._finish(job, error=InternalError(f"{type(error).__name__}: {error}"), cause=error)
         for job in list(self._jobs):
             self._finish(job, error=Unavailable("the model service is shutting down"))
@@ -206,9 +214,9 @@ class Worker:
         waiting = [(job, job.feed) for job in self._jobs if job.feed is not None]
         for _, feed in waiting:
             feed.session.rewind(len(feed.session.tokens) - feed.num_rows)
-            feed.session.reuse_prefix()
-        rounds = [pair for pair in waiting if _missing(pair[1]) <= self._runner.block_size]
-        prefills = [pair for pair in waiting if _missing(pair[1]) > self._runner.block_size]
+            feed.session.reuse_prefix(feed.num_rows)
+        rounds = [pair for pair in waiting if self._is_round(pair[1])]
+        prefills = [pair for pair in waiting if not self._is_round(pair[1])]
         # However many rounds there are, one block a step is left for prefill, so that it cannot starve.
         budget = self._max_step_tokens - (self._runner.block_size if prefills else 0)
         chunks: list[_Chunk] = []
@@ -225,6 +233,10 @@ class Worker:
             chunks.append(_Chunk(job, feed, num_tokens, completes=num_tokens == missing))
             budget -= num_tokens
         return chunks
+
+    def _is_round(self, feed: Feed) -> bool:
+        """Whether little has to be computed beside the rows that are wanted: a verify, or a drafted token."""
+        return _missing(feed) - feed.num_rows <= self._runner.block_size
 
     def _step(self, chunks: list[_Chunk]) -> None:
         chunks = self._reserve(chunks)
@@ -249,7 +261,11 @@ class Worker:
             if chunk.completes:
                 rows = logits[row : row + chunk.feed.num_rows]
                 row += chunk.feed.num_rows
-                self._resume(chunk.job, rows)
+                if math.isfinite(float(rows.sum())):
+                    self._resume(chunk.job, rows)
+                else:  # half precision that overflowed: an argmax would answer as if all were well
+                    session.release()
+                    self._finish(chunk.job, error=InternalError("the model's logits are not finite numbers"))
 
     def _reserve(self, chunks: list[_Chunk]) -> list[_Chunk]:
         """Blocks for every chunk, taken from idle sessions or from the last chunks where the pool is dry."""
@@ -280,12 +296,19 @@ class Worker:
         """Let a program run to its next feed or its end."""
         try:
             job.feed = next(job.program) if logits is None else job.program.send(logits)
+            self._check(job.feed)
         except StopIteration as end:
             self._finish(job, value=end.value)
         except TandemError as error:
             self._finish(job, error=error)
         except Exception as error:  # noqa: BLE001 - a program's fault is its caller's to hear of
             self._finish(job, error=InternalError(f"{type(error).__name__}: {error}"), cause=error)
+
+    def _check(self, feed: Feed) -> None:
+        """Refuse a feed that could never be planned, whose program would wait for ever."""
+        most = min(len(feed.session.tokens), self._max_step_tokens - self._runner.block_size)
+        if not 1 <= feed.num_rows <= most:
+            raise InternalError(f"logits of {feed.num_rows} tokens are wanted in one step, which holds at most {most}")
 
     def _finish(
         self, job: _Job, *, value: object = None, error: TandemError | None = None, cause: Exception | None = None

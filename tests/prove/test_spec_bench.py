@@ -14,7 +14,7 @@ from tests.stack import Stack
 
 pytestmark = [pytest.mark.prove, pytest.mark.bundled]
 
-NUM_PROMPTS, NUM_TOKENS, STREAMS = 80, 128, 4
+NUM_PROMPTS, NUM_TOKENS, STREAMS = 80, 128, 8
 
 
 @pytest.fixture(scope="module")

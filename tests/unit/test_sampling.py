@@ -284,6 +284,18 @@ def test_draw_never_picks_what_has_no_weight() -> None:
     assert draw(torch.tensor([0.0, 3e-45, 0.0]), LAST) == 1
 
 
+def test_where_nothing_can_be_drawn_that_is_an_error_and_not_some_token() -> None:
+    """Every token banned, or a model that answers with NaN."""
+    banned = SamplingParams(banned_token_ids=(0, 1, 2))
+    for weights in (
+        torch.zeros(3),
+        torch.tensor([0.5, torch.nan, 0.5]),
+        law(adjusted_logits(torch.zeros(1, 3), banned, [0], prompt_length=1), banned)[0],
+    ):
+        with pytest.raises(ValueError, match="draw"):
+            draw(weights, 0.5)
+
+
 @SEEDED
 @given(
     weights=st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8).filter(lambda values: sum(values) > 0),

@@ -127,7 +127,7 @@ def test_an_evicted_session_finds_its_own_blocks_again() -> None:
     session = computed_session(memory, range(10))
     blocks = list(session.blocks)
     session.release()
-    session.reuse_prefix()
+    session.reuse_prefix(1)
     assert (session.cached, session.blocks) == (2 * SIZE, blocks[:2])
     memory.check(session)
 
@@ -136,13 +136,13 @@ def test_an_equal_prefix_is_reused_and_always_leaves_a_token_to_compute() -> Non
     memory = Memory(num_blocks=8)
     first = computed_session(memory, range(2 * SIZE))
     same = Session(memory.pool, range(2 * SIZE))
-    same.reuse_prefix()
+    same.reuse_prefix(1)
     assert same.cached == SIZE
     longer = Session(memory.pool, range(2 * SIZE + 1))
-    longer.reuse_prefix()
+    longer.reuse_prefix(1)
     assert (longer.cached, longer.blocks) == (2 * SIZE, first.blocks)
     other = Session(memory.pool, [99, *range(1, 2 * SIZE + 1)])
-    other.reuse_prefix()
+    other.reuse_prefix(1)
     assert other.cached == 0
 
 
@@ -152,11 +152,11 @@ def test_guesses_are_never_published() -> None:
     session.guess(range(SIZE - 1, 3 * SIZE))
     memory.compute(session)
     curious = Session(memory.pool, range(3 * SIZE))
-    curious.reuse_prefix()
+    curious.reuse_prefix(1)
     assert curious.cached == 0
     session.advance(2 * SIZE, [7])  # the guesses stand
     memory.compute(session)
-    curious.reuse_prefix()
+    curious.reuse_prefix(1)
     assert curious.cached == 2 * SIZE
     memory.check(curious)
 
@@ -193,15 +193,26 @@ def test_rolling_back_into_a_published_block_hides_it_before_it_is_overwritten()
     memory.compute(session)
     memory.check(session)
     curious = Session(memory.pool, range(SIZE + 1))
-    curious.reuse_prefix()
+    curious.reuse_prefix(1)
     assert curious.cached == 0
+
+
+def test_what_is_computed_anew_after_a_rollback_is_published_anew() -> None:
+    memory = Memory(num_blocks=4)
+    session = computed_session(memory, range(2 * SIZE))
+    session.advance(1, [7] * (2 * SIZE))
+    memory.compute(session)
+    curious = Session(memory.pool, session.tokens)
+    curious.reuse_prefix(1)
+    assert curious.cached == 2 * SIZE
+    memory.check(curious)
 
 
 def test_rolling_back_into_a_block_that_another_took_over_copies_it() -> None:
     memory = Memory(num_blocks=4)
     session = computed_session(memory, range(SIZE))
     other = Session(memory.pool, range(SIZE + 1))
-    other.reuse_prefix()
+    other.reuse_prefix(1)
     session.advance(SIZE - 1, [77])
     assert memory.compute(session) == 1
     memory.compute(other)
@@ -210,10 +221,15 @@ def test_rolling_back_into_a_block_that_another_took_over_copies_it() -> None:
 
 
 def test_when_the_pool_is_dry_reserve_raises_and_the_session_stays_as_it_was() -> None:
-    memory = Memory(num_blocks=3)
+    """There is one block too little in both cases: no block is free, or one, but a copy and a block are needed."""
+    for num_blocks in (2, 3):
+        check_that_nothing_changes_when_dry(Memory(num_blocks=num_blocks))
+
+
+def check_that_nothing_changes_when_dry(memory: Memory) -> None:
     session = computed_session(memory, range(SIZE + 2))
     twin = session.fork()
-    twin.guess(range(2 * SIZE))  # needs a copy and two blocks; one is free
+    twin.guess(range(SIZE - 1))
     before = (list(twin.blocks), twin.cached, memory.pool.num_free)
     with pytest.raises(PoolExhausted):
         twin.reserve(len(twin.tokens))
@@ -270,9 +286,11 @@ class Sessions(RuleBasedStateMachine):
     @rule(session=sessions, data=st.data(), reuse=st.booleans())
     def compute(self, session: Session, data: st.DataObject, reuse: bool) -> None:
         """As the worker: rewind, reuse, reserve (evicting others), compute a chunk or all of it."""
-        session.rewind(len(session.tokens) - data.draw(st.integers(1, len(session.tokens))))
+        num_rows = data.draw(st.integers(1, len(session.tokens)))
+        session.rewind(len(session.tokens) - num_rows)
         if reuse:
-            session.reuse_prefix()
+            session.reuse_prefix(num_rows)
+        assert session.cached <= len(session.tokens) - num_rows
         num_tokens = data.draw(st.integers(1, len(session.tokens) - session.cached))
         self._remember()
         others = [other for other in self.alive if other is not session and other.blocks]

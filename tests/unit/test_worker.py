@@ -16,7 +16,7 @@ import torch
 from tandem.engine.session import Session
 from tandem.engine.worker import Completed, Feed, Program, Worker
 from tandem.errors import InternalError, InvalidRequest, Overloaded, TandemError, Unavailable
-from tests.toy_models import StepLog, ToyModel, ToyRunner, held_blocks, working
+from tests.toy_models import StepLog, ToyModel, ToyRunner, held_blocks, text_state, working
 
 MODEL = ToyModel(vocab_size=9, seed=1)
 PATIENCE_SECONDS = 10.0
@@ -198,46 +198,40 @@ async def test_whatever_budget_a_worker_accepts_a_prefill_does_not_stop_rounds(m
         assert not prefill.done()
 
 
-async def talk(worker: Worker, seed: int) -> None:
-    """Round after round, each a program of its own, until cancelled."""
-    session = worker.new_session(prompt(4, seed=seed))
-    while True:
-        await worker.run(decode(session, 1))
-
-
 @asynccontextmanager
 async def crowd(worker: Worker, size: int) -> AsyncIterator[None]:
-    """So many sessions that talk without end."""
-    talkers = [asyncio.create_task(talk(worker, seed)) for seed in range(size)]
+    """So many sessions that have a round for every step, for ever."""
+    talkers = [worker.new_session(prompt(4, seed=seed)) for seed in range(size)]
+    talks = [asyncio.create_task(worker.run(decode(talker, 1_000_000))) for talker in talkers]
     await asyncio.sleep(0.01)
     yield
-    for talker in talkers:
-        talker.cancel()
-    await asyncio.gather(*talkers, return_exceptions=True)
+    for talk in talks:
+        talk.cancel()
+    await asyncio.gather(*talks, return_exceptions=True)
 
 
 async def test_rounds_however_many_do_not_starve_a_prefill() -> None:
     """Forty sessions fill every step of 16 tokens. A prefill of 200 tokens still gets a block (4 tokens) of each, so it
-    is done after 50 steps, the one under way, and at most 3 in which older rounds go before its last block."""
-    async with gated(max_step_tokens=16, num_blocks=2_000) as (worker, runner), crowd(worker, 40):
-        await runner.step(30)
+    is done after 50 steps and the one that was under way."""
+    async with gated(max_step_tokens=16, num_blocks=2_000) as (worker, runner):
         prefill = asyncio.create_task(worker.run(score(worker.new_session(prompt(200, seed=77)))))
         await asyncio.sleep(0.01)
-        await runner.step(54)
-        await until(prefill.done)
-        assert {batch.num_tokens for batch in runner.batches[20:]} == {16}
+        async with crowd(worker, 40):
+            await runner.step(51)
+            await until(prefill.done)
+        assert {batch.num_tokens for batch in runner.batches} == {16}
 
 
 async def test_a_verify_that_was_evicted_does_not_starve_under_many_rounds() -> None:
-    """Its cache is gone, so it has a prefix to compute again and then all its rows in one step."""
-    async with gated(max_step_tokens=32, num_blocks=2_000) as (worker, runner), crowd(worker, 60):
-        await runner.step(5)
+    """Its cache is gone, so it has 22 tokens to compute again, a block a step, and then all its 9 rows in one step."""
+    async with gated(max_step_tokens=32, num_blocks=2_000) as (worker, runner):
         evicted = worker.new_session(prompt(30, seed=99))
         evicted.guess(prompt(8))
         verified = asyncio.create_task(worker.run(score(evicted, 9)))
         await asyncio.sleep(0.01)
-        await runner.step(15)
-        await until(verified.done)
+        async with crowd(worker, 60):
+            await runner.step(8)
+            await until(verified.done)
         assert torch.equal(verified.result().value, expected_rows(evicted.tokens, 9))
 
 
@@ -409,6 +403,21 @@ async def test_every_forward_may_fail_and_no_answer_is_ever_wrong() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.gather(*map(insist, range(6)))
         await assert_nothing_held(worker)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+async def test_logits_that_are_no_numbers_fail_their_program_and_no_other(value: float) -> None:
+    """As half precision makes them when it overflows. An argmax would answer with some token as if all were well."""
+    model = ToyModel(vocab_size=MODEL.vocab_size, seed=1)
+    model.table[text_state([4, 4, 4])] = float(value)
+    with working(ToyRunner(model)) as worker:
+        sessions = [worker.new_session(tokens) for tokens in ([4, 4, 4], prompt(7))]
+        broken, sound = await asyncio.gather(
+            *(soon(worker.run(score(session))) for session in sessions), return_exceptions=True
+        )
+        assert isinstance(broken, InternalError)
+        assert isinstance(sound, torch.Tensor)
+        assert torch.equal(sound, expected_rows(prompt(7), 1))
 
 
 class CopyFailure(ToyRunner):
