@@ -11,6 +11,8 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # The log-probabilities of a scored prompt: 170 bytes a token with 20 alternatives. The default, 4 MiB, holds 25,000.
+    ("grpc.max_receive_message_length", 64 << 20),
     # Each gateway process keeps its own connection, so that one peer's backoff does not slow another's.
     ("grpc.use_local_subchannel_pool", 1),
 )
