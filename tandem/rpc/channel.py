@@ -11,7 +11,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
-    # The log-probabilities of a scored prompt: 170 bytes a token with 20 alternatives. The default, 4 MiB, holds 25,000.
+    # The log-probabilities of a scored prompt: 170 bytes a token with 20 alternatives; 4 MiB would hold 25,000 tokens.
     ("grpc.max_receive_message_length", 64 << 20),
     # Each gateway process keeps its own connection, so that one peer's backoff does not slow another's.
     ("grpc.use_local_subchannel_pool", 1),
