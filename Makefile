@@ -65,6 +65,16 @@ test: setup ## unit, contract, integration and short end-to-end tests
 prove: setup ## the long proofs: exactness on real prompts, whole distributions
 	$(BIN)/pytest -m prove --timeout 3600
 
+.PHONY: test-clients
+test-clients: setup .venv-clients/installed ## the clients people use, against real services
+	.venv-clients/bin/python -m pytest -m clients -W ignore tests/clients
+
+# An environment of its own: the client packages are no dependency of the project (1.9 GB; one of them imports torch).
+.venv-clients/installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install --quiet --disable-pip-version-check $(PIP_INSTALL_ARGS) --requirement $<
+	@touch $@
+
 # --- protos ------------------------------------------------------------------------------------------------------
 
 # The stubs are committed, so that installing needs no compiler; they are never edited.

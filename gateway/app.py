@@ -33,7 +33,7 @@ from gateway.sse import ClientGone
 from tandem import __version__
 from tandem.errors import InternalError, TandemError
 
-_QUIET_ROUTES = ("/health/live", "/health/ready", "/metrics")
+_QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics")
 _CLIENT_GONE_STATUS = 499  # nginx's word for it; only the log and the metrics see it
 
 

@@ -115,6 +115,7 @@ def build_router(
         """200 while the process answers at all."""
         return _json({"status": "live"})
 
+    @router.get("/health", responses=readiness, tags=["health"], include_in_schema=False)  # where load tools look
     @router.get("/health/ready", responses=readiness, tags=["health"])
     async def ready() -> Response:
         """200 while requests are served, `degraded` where by plain decoding only; 503 otherwise."""
