@@ -87,9 +87,9 @@ class Worker:
     def __init__(
         self, runner: ModelRunner, *, name: str, max_step_tokens: int, max_programs: int, observer: StepObserver
     ) -> None:
-        if max_step_tokens < 2 * runner.block_size:  # one for rounds, one for prefill
+        if max_step_tokens < runner.block_size:
             raise ValueError(
-                f"max_step_tokens must be at least two blocks of {runner.block_size}, got {max_step_tokens}"
+                f"max_step_tokens must be at least one block of {runner.block_size}, got {max_step_tokens}"
             )
         self._runner = runner
         self._pool = BlockPool(num_blocks=runner.num_blocks, block_size=runner.block_size)
@@ -217,16 +217,16 @@ class Worker:
             feed.session.reuse_prefix(feed.num_rows)
         rounds = [pair for pair in waiting if self._is_round(pair[1])]
         prefills = [pair for pair in waiting if not self._is_round(pair[1])]
-        # However many rounds there are, one block a step is left for prefill, so that it cannot starve.
-        budget = self._max_step_tokens - (self._runner.block_size if prefills else 0)
+        budget = self._max_step_tokens
         chunks: list[_Chunk] = []
         planned: dict[Session, None] = {}
         for job, feed in [*rounds, *prefills]:
-            if prefills and feed is prefills[0][1]:
-                budget += self._runner.block_size
-            missing = _missing(feed)
+            # However many rounds there are, one block a step is left for prefill, so that it cannot starve. Only the
+            # first in line may take all: a round as large as a step would never fit otherwise.
+            left = self._runner.block_size if prefills and chunks and self._is_round(feed) else 0
+            room, missing = budget - left, _missing(feed)
             # A feed's last rows stay in one chunk, since their logits come from one forward.
-            num_tokens = missing if missing <= budget else min(missing - feed.num_rows, budget)
+            num_tokens = missing if missing <= room else min(missing - feed.num_rows, room)
             if num_tokens < 1 or feed.session in planned:
                 continue
             planned[feed.session] = None
@@ -306,7 +306,7 @@ class Worker:
 
     def _check(self, feed: Feed) -> None:
         """Refuse a feed that could never be planned, whose program would wait for ever."""
-        most = min(len(feed.session.tokens), self._max_step_tokens - self._runner.block_size)
+        most = min(len(feed.session.tokens), self._max_step_tokens)
         if not 1 <= feed.num_rows <= most:
             raise InternalError(f"logits of {feed.num_rows} tokens are wanted in one step, which holds at most {most}")
 

@@ -183,11 +183,17 @@ def test_min_tokens_without_end_tokens_changes_nothing_and_copies_nothing() -> N
 def test_a_tiny_temperature_is_finite_and_equal_to_greedy(temperature: float) -> None:
     """Reported elsewhere as vllm#3063: quotients that overflow. Here even logits of 1e4, and banned ones."""
     logits = to_tensor(
-        [[3.0, 9.5, -2.0, 9.0], [1e4, -1e4, 0.0, 9e3], [-1e30, -3e38, -1e38, -1e36], [0.0, 2.0, 5.0, 1.0]]
+        [
+            [3.0, 9.5, -2.0, 9.0],
+            [1e4, -1e4, 0.0, 9e3],
+            [3e38, 2e38, 0.0, -3e38],
+            [-1e30, -3e38, -1e38, -1e36],
+            [0.0, 2.0, 5.0, 1.0],
+        ]
     )
-    logits[3, 2] = -torch.inf
+    logits[4, 2] = -torch.inf
     probs = law(logits, SamplingParams(temperature=temperature, top_p=0.9, top_k=3, min_p=0.1))
-    assert probs.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    assert probs.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-8])
@@ -203,6 +209,12 @@ def test_ties_at_the_border_of_top_k_top_p_and_min_p_stay_together() -> None:
     logits = [0.0, 2.0, 1.0, 1.0, 1.0, -3.0]
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6), SamplingParams(min_p=0.36)):
         assert (law_of(logits, params) > 0).tolist() == [False, True, True, True, True, False], params
+
+
+def test_a_nucleus_whose_mass_is_just_top_p_takes_no_more() -> None:
+    logits = [1.0, 0.0]
+    first = float(law_of(logits, PLAIN)[0])
+    assert law_of(logits, SamplingParams(top_p=first)).tolist() == [1, 0]
 
 
 def test_the_law_does_not_depend_on_where_equal_values_stand() -> None:

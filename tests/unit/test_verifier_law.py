@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import threading
 import time
@@ -390,6 +391,20 @@ async def test_a_repeated_round_is_answered_the_same() -> None:
             assert session.length == len(PROMPT) + 5
 
 
+async def test_a_verdict_is_that_of_the_rule_at_the_tokens_absolute_position() -> None:
+    """So that a plain token, or one at the same place in another cut of rounds, uses the same random number."""
+    tokens, drafted, params = [*PROMPT, 2], (1, 0, 3), SamplingParams(temperature=1.5)
+    rows = torch.stack([TARGET.logits([*tokens, *drafted[:i]]) for i in range(4)])
+    with working(ToyRunner(TARGET)) as worker:
+        for seed in range(40):
+            session = Verifier(worker).open(start(params=params, seed=seed))
+            for draft, logits in ((drafted, rows), ((), rows[:1])):
+                outcome = verify(logits, draft, None, params, seed=seed, position=len(tokens))
+                verdict = await session.verify(len(PROMPT), (2,), Draft(draft))
+                assert (*summary(verdict), verdict.origin) == (outcome.num_accepted, outcome.token_id, outcome.origin)
+            session.close()
+
+
 async def test_a_round_may_come_before_the_first_token_was_asked_for() -> None:
     with working(ToyRunner(TARGET, block_size=2)) as worker:
         for draft in ((), (1,), (1, 2, 3)):
@@ -503,5 +518,5 @@ async def test_a_prefill_that_failed_tells_the_first_proposal_or_nobody() -> Non
         unasked.close()
         await assert_nothing_held(worker)
         del asked, unasked
-        await asyncio.sleep(0.02)
+        gc.collect()  # who never asked a failed task for its error is told then
     assert complaints == []

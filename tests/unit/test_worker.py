@@ -341,6 +341,17 @@ async def test_a_request_too_large_for_the_cache_is_overloaded_and_the_others_go
         await assert_nothing_held(worker)
 
 
+async def test_two_programs_of_one_session_take_turns() -> None:
+    """A batch must not hold a session twice: both would write into the same block."""
+    async with gated() as (worker, runner):
+        session = worker.new_session(prompt(11))
+        tasks = [asyncio.create_task(worker.run(score(session, num_rows))) for num_rows in (2, 5)]
+        await asyncio.sleep(0.01)
+        runner.open()
+        for task, num_rows in zip(tasks, (2, 5), strict=True):
+            assert torch.equal((await task).value, expected_rows(prompt(11), num_rows))
+
+
 async def test_two_texts_that_fit_one_at_a_time_both_get_done() -> None:
     """Each needs 9 of 10 blocks in the end, so they drive each other out, round after round."""
     with working(ToyRunner(MODEL, num_blocks=10), max_step_tokens=8) as worker:
