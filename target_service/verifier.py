@@ -12,7 +12,7 @@ from tandem.engine.outcome import Outcome
 from tandem.engine.rejection import RejectionRule, verify
 from tandem.engine.sampling import adjusted_logits
 from tandem.engine.worker import Feed, Program, Worker
-from tandem.errors import ContextTooLong
+from tandem.errors import ContextTooLong, OutOfStep
 from tandem.types import NO_DRAFT, Draft, SessionStart, TokenLogprob, Verdict, Verification
 
 # Rows of logits wanted at once for a prompt's log-probabilities: 32 of 49,152 are 6 MB.
@@ -69,11 +69,15 @@ class VerifierSession:
         ContextTooLong, Overloaded, Unavailable, InternalError.
         """
         runner = self._worker.runner
+        if keep_length + len(new_tokens) < self._start.prompt_length:
+            raise OutOfStep(f"a round must keep the prompt's {self._start.prompt_length} tokens")
         if keep_length + len(new_tokens) + len(draft.token_ids) > runner.context_length:
             raise ContextTooLong(f"the round exceeds the context of {runner.context_length} tokens")
         draft_error: str | None = None
         laws: list[SparseLaw] | None = None
         try:
+            if len(draft.token_ids) >= self._worker.max_rows:
+                raise MalformedDraft(f"a draft has {self._worker.max_rows - 1} tokens at most")
             laws = unpack(draft, vocab_size=runner.vocab_size)
         except MalformedDraft as error:
             draft, draft_error = NO_DRAFT, str(error)

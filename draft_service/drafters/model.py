@@ -11,6 +11,7 @@ from tandem.engine.draft_law import SparseLaw, draw_sparse, pack, top_law
 from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.sampling import adjusted_logits, law
 from tandem.engine.worker import Feed, Program, Worker
+from tandem.errors import OutOfStep
 from tandem.types import NO_DRAFT, Draft, SessionStart, Verification
 
 
@@ -46,6 +47,8 @@ class ModelDrafterSession:
         if self._prefill is not None:
             prefill, self._prefill = self._prefill, None
             await prefill
+        if keep_length + len(new_tokens) < self._start.prompt_length:
+            raise OutOfStep(f"a round must keep the prompt's {self._start.prompt_length} tokens")
         # The draft's context may be shorter than the target's: near its end there is less, then nothing to draft.
         room = self._worker.runner.context_length - keep_length - len(new_tokens)
         num_draft_tokens = min(num_draft_tokens, room)

@@ -78,6 +78,8 @@ def draw(probs: torch.Tensor, u: float) -> int:
     The sum runs in float64: in float32 the error of 49,152 additions would shift probabilities by up to 1e-4.
     """
     cumulative = probs.to(torch.float64).cumsum(dim=0)
+    if not float(cumulative[-1]) > 0.0:
+        raise ValueError("there is no token to draw: all are banned, or the logits are not finite")
     index = int(torch.searchsorted(cumulative, u * cumulative[-1], right=True))
     if index < len(probs):
         return index

@@ -76,13 +76,14 @@ class Session:
         """
         size = self._pool.block_size
         usable = min(self.committed, len(self.tokens) - num_rows) // size
-        if self.cached % size or self.cached // size >= usable:
+        if self.cached // size >= usable:
             return
         self._extend_hashes()
         while self.cached // size < usable:
             block = self._pool.find(self._hashes[self.cached // size])
             if block is None:
                 return
+            self.rewind(self.cached // size * size)  # a block computed in part gives way to the whole one
             self._pool.share(block)
             self.blocks.append(block)
             self.cached += size

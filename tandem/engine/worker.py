@@ -16,7 +16,6 @@ Programs run on this thread, between forwards; they hold no locks and must not b
 from __future__ import annotations
 
 import asyncio
-import math
 import queue
 import threading
 import time
@@ -123,6 +122,11 @@ class Worker:
     def pool(self) -> BlockPool:
         """For gauges (plain reads from any thread) and for programs (on the worker's thread)."""
         return self._pool
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows a feed may ask for: they come from one step."""
+        return self._max_step_tokens
 
     @property
     def num_sessions(self) -> int:
@@ -261,7 +265,7 @@ class Worker:
             if chunk.completes:
                 rows = logits[row : row + chunk.feed.num_rows]
                 row += chunk.feed.num_rows
-                if math.isfinite(float(rows.sum())):
+                if bool(rows.amax(dim=-1).isfinite().all()):  # NaN counts as the largest; single -inf are allowed
                     self._resume(chunk.job, rows)
                 else:  # half precision that overflowed: an argmax would answer as if all were well
                     session.release()
@@ -306,7 +310,7 @@ class Worker:
 
     def _check(self, feed: Feed) -> None:
         """Refuse a feed that could never be planned, whose program would wait for ever."""
-        most = min(len(feed.session.tokens), self._max_step_tokens)
+        most = min(len(feed.session.tokens), self.max_rows)
         if not 1 <= feed.num_rows <= most:
             raise InternalError(f"logits of {feed.num_rows} tokens are wanted in one step, which holds at most {most}")
 

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tandem.errors import InvalidRequest
+from tandem.errors import InternalError, InvalidRequest
 from tandem.types import (
     Draft,
     DraftInfo,
@@ -200,19 +200,25 @@ def _logprobs_from_pb(message: target_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
     values = struct.unpack(f"<{len(message.top_logprobs) // 4}f", message.top_logprobs)
     pairs = tuple(zip(ids, values, strict=True))
     n = message.num_top
+    if len(pairs) != n * len(own):
+        raise ValueError(f"{len(own)} tokens with {n} most likely ones each, but {len(pairs)} of these")
     return tuple(TokenLogprob(logprob, pairs[i * n : (i + 1) * n]) for i, logprob in enumerate(own))
 
 
 def verdict_from_pb(message: target_pb2.VerifyResponse) -> Verdict:
-    return Verdict(
-        num_accepted=message.num_accepted,
-        token_id=message.token_id,
-        origin=_ORIGIN_FROM_PB[message.origin],
-        draft_error=message.draft_error or None,
-        logprobs=_logprobs_from_pb(message.logprobs),
-        prompt_logprobs=_logprobs_from_pb(message.prompt_logprobs),
-        times=ServiceTimes(queue_seconds=message.queue_seconds, forward_seconds=message.forward_seconds),
-    )
+    """Raises InternalError for what no target of this version sends."""
+    try:
+        return Verdict(
+            num_accepted=message.num_accepted,
+            token_id=message.token_id,
+            origin=_ORIGIN_FROM_PB[message.origin],
+            draft_error=message.draft_error or None,
+            logprobs=_logprobs_from_pb(message.logprobs),
+            prompt_logprobs=_logprobs_from_pb(message.prompt_logprobs),
+            times=ServiceTimes(queue_seconds=message.queue_seconds, forward_seconds=message.forward_seconds),
+        )
+    except (KeyError, ValueError, struct.error, InvalidRequest) as error:
+        raise InternalError(f"the target's verdict makes no sense: {error!r}") from error
 
 
 def model_to_pb(model: ModelInfo) -> common_pb2.ModelInfo:

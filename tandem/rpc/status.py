@@ -34,6 +34,8 @@ CODES: dict[type[TandemError], grpc.StatusCode] = {
     InternalError: grpc.StatusCode.INTERNAL,
 }
 _ERRORS = {code: error for error, code in CODES.items()}
+# gRPC takes 8 KiB of trailers; more arrives as RESOURCE_EXHAUSTED. A character takes up to 12 bytes of them.
+_MAX_MESSAGE_CHARACTERS = 500
 _PARAM = "tandem-param"  # trailing metadata: the field that InvalidRequest names
 
 
@@ -57,7 +59,8 @@ async def errors_as_status(context: grpc.aio.ServicerContext[Any, Any]) -> Async
             structlog.get_logger().error("call_failed", error=error.message, exc_info=error.__cause__)
         param = error.param if isinstance(error, InvalidRequest) else None
         trailing = ((_PARAM, param),) if param else ()
-        await context.abort(CODES[type(error)], error.message, trailing)
+        code = CODES.get(type(error), grpc.StatusCode.INTERNAL)
+        await context.abort(code, error.message[:_MAX_MESSAGE_CHARACTERS], trailing)
     except grpc.aio.AbortError:
         raise
     except Exception:  # noqa: BLE001 - logged here, so that its text need not be sent
