@@ -99,7 +99,12 @@ def test_a_draft_equal_to_the_target_is_accepted(
             drafted = accepted = 0
             for seed, prompt in enumerate(PROMPTS):
                 report = stack.complete(
-                    prompt=prompt, temperature=temperature, max_tokens=128, ignore_eos=True, seed=seed
+                    prompt=prompt,
+                    temperature=temperature,
+                    max_tokens=128,
+                    ignore_eos=True,
+                    seed=seed,
+                    speculation={"verification": "rejection"},
                 )["speculation"]
                 drafted += report["drafted"]
                 accepted += report["accepted"]

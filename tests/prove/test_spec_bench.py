@@ -77,9 +77,14 @@ def test_a_draft_equal_to_the_target_is_accepted_at_temperature_one(tmp_path: Pa
         ) as stack:
             drafted = accepted = 0
             for seed, prompt in enumerate(spec_bench(8)):
-                report = stack.complete(prompt=prompt, temperature=1, max_tokens=64, ignore_eos=True, seed=seed)[
-                    "speculation"
-                ]
+                report = stack.complete(
+                    prompt=prompt,
+                    temperature=1,
+                    max_tokens=64,
+                    ignore_eos=True,
+                    seed=seed,
+                    speculation={"verification": "rejection"},
+                )["speculation"]
                 drafted += report["drafted"]
                 accepted += report["accepted"]
         rates[law_size] = accepted / drafted
