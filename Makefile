@@ -13,6 +13,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
 PIP_INSTALL_ARGS ?=
+BENCH_ARGS ?=
 COMPOSE ?= docker compose
 BUF := npx --yes @bufbuild/buf@1.75.0
 
@@ -42,6 +43,17 @@ up: setup ## serve the bundled model on port 8000; Ctrl-C (or `make down` elsewh
 .PHONY: down
 down: setup ## end what `make up` started
 	$(BIN)/tandem down
+
+.PHONY: bench
+bench: setup ## measure what speculation gains on this machine, with the bundled pair; BENCH_ARGS= adds options
+	$(BIN)/tandem bench --up --concurrency 1,8 --max-tokens 96 --minutes 9 $(BENCH_ARGS)
+
+# Each peer has an environment of its own, in .venv-peers (6 GB in all; llama.cpp is compiled). One that cannot be
+# installed is left out, and the table says why.
+.PHONY: bench-peers
+bench-peers: setup ## the same prompts through llama.cpp, OpenVINO GenAI, transformers, vLLM; BENCH_PEERS_ARGS= adds options
+	PIP_INSTALL_ARGS='$(PIP_INSTALL_ARGS)' $(BIN)/python -m benchmarks.peers.environments
+	$(BIN)/python -m benchmarks.peers $(BENCH_PEERS_ARGS)
 
 # --- checks and tests --------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ async def serve() -> None:
             progress=lambda message: log.info("preparing", step=message),
         )
         drafters["model"] = ModelDrafter(engine.worker, law_size=settings.law_size)
+    metrics.describe(None if engine is None else engine.info, threads=settings.threads)
     try:
         info = DraftInfo(
             model=None if engine is None else engine.info,

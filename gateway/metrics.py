@@ -16,11 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    Summary,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import choose_encoder
 
 from gateway.answer import round_seconds
 from gateway.speculate import Round
+from tandem import __version__
 from tandem.types import DraftlessReason, Verification
 
 _ROUND_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -37,6 +47,8 @@ class GatewayMetrics:
         # Readers that go by prefix add `_created` series to the counters.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # CPU seconds and memory of this process
+        Info("tandem_build", "What runs here", registry=self.registry).info({"version": __version__})
         self._positions = max_num_draft_tokens
         self._declare_speculation()
         self._declare_requests()

@@ -10,9 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    start_http_server,
+)
 
+from tandem import __version__
 from tandem.errors import TandemError
+from tandem.types import ModelInfo
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
@@ -24,6 +35,7 @@ class ServiceMetrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` series are summed into counters by prefix readers
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)  # CPU seconds and memory of this process
         self.sessions = Gauge("tandem_sessions_open", "Sessions (streams) open now", registry=self.registry)
         self.sessions_total = Counter("tandem_sessions", "Sessions opened since the start", registry=self.registry)
         self.rounds_total = Counter("tandem_rounds", "Rounds answered (propose or verify)", registry=self.registry)
@@ -42,6 +54,19 @@ class ServiceMetrics:
         self._step_seconds.observe(seconds)
         self._step_tokens.observe(num_tokens)
         self._step_sequences.observe(num_sequences)
+
+    def describe(self, model: ModelInfo | None, *, threads: int) -> None:
+        """What runs here, as the labels of `tandem_build_info`. Once, when it is known."""
+        labels = {"version": __version__, "threads": str(threads)}
+        if model is not None:
+            labels |= {
+                "model": model.model_id,
+                "revision": model.revision,
+                "engine": model.engine,
+                "device": model.device,
+                "dtype": model.dtype,
+            }
+        Info("tandem_build", "What runs here", registry=self.registry).info(labels)
 
     def watch_engine(
         self,

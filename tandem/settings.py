@@ -30,9 +30,12 @@ class RpcServerSettings(BaseSettings):
 class EngineSettings(BaseSettings):
     """How a model is loaded and batched."""
 
+    engine: Literal["auto", "torch", "openvino"] = Field(
+        "auto", description="auto: openvino on a CPU where the model comes as GGUF or OpenVINO, else torch"
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="of weights and KV cache")
     threads: int = Field(1, ge=1, description="CPU threads; two model processes must not share cores")
     kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="memory of the KV cache")
-    block_size: int = Field(32, ge=1, le=64, description="tokens per KV block")
+    block_size: int | None = Field(None, ge=1, le=64, description="tokens per KV block; empty: what suits the engine")
     max_step_tokens: int = Field(256, ge=128, description="tokens per forward: the longest stall by others' prefill")

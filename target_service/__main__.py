@@ -38,6 +38,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
         metrics=metrics,
         progress=lambda message: log.info("preparing", step=message),
     )
+    metrics.describe(engine.info, threads=settings.threads)
     try:
         info = TargetInfo(model=engine.info, end_token_ids=engine.end_token_ids, max_sessions=settings.max_sessions)
         servicer = TargetServicer(
@@ -58,6 +59,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
             address=f"{settings.host}:{server.port}",
             metrics_port=metrics_port,
             model=engine.info.model_id,
+            engine=engine.info.engine,
             dtype=engine.info.dtype,
             device=engine.info.device,
             context_length=engine.info.context_length,

@@ -46,7 +46,7 @@ class VerifierSession:
         self._worker = worker
         self._start = start
         self._rejection_rule = rejection_rule
-        self._session = worker.new_session(start.token_ids)
+        self._session = worker.new_session(start.token_ids, prompt_length=start.prompt_length)
 
     @property
     def length(self) -> int:

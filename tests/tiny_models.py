@@ -8,6 +8,7 @@ noise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,11 +22,12 @@ CHAT_TEMPLATE = (
 SPECIAL_TOKENS = ("<|end|>", "<|user|>", "<|assistant|>", "<|system|>")
 
 
-def byte_tokenizer(*, num_extra: int = 0) -> PreTrainedTokenizerFast:
-    """One token per byte (ids 0 to 255), then the special tokens, then `num_extra` fillers."""
+def byte_tokenizer(*, num_extra: int = 0, merges: Sequence[tuple[str, str]] = ()) -> PreTrainedTokenizerFast:
+    """One token per byte (ids 0 to 255), then the merged ones, the special tokens, and `num_extra` fillers."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    vocabulary |= {"".join(pair): len(vocabulary) + index for index, pair in enumerate(merges)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([*SPECIAL_TOKENS, *(f"<|extra{i}|>" for i in range(num_extra))])
@@ -42,9 +44,10 @@ def write_target(
     context_length: int = 2048,
     sharpness: float = 4.5,
     attention: float = 0.06,
+    merges: Sequence[tuple[str, str]] = (),
 ) -> Path:
     """A target: Llama, hidden size 64, float32, vocabulary of 260."""
-    tokenizer = byte_tokenizer()
+    tokenizer = byte_tokenizer(merges=merges)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

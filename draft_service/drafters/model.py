@@ -34,7 +34,7 @@ class ModelDrafterSession:
         self._worker = worker
         self._start = start
         self._law_size = law_size
-        self._session = worker.new_session(start.token_ids)
+        self._session = worker.new_session(start.token_ids, prompt_length=start.prompt_length)
         self._prefill: asyncio.Task[object] | None = None
         if self.length < worker.runner.context_length:
             self._prefill = asyncio.create_task(worker.run(self._prefill_program()))

@@ -7,15 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
+from tandem.engine.runner import ModelRunner
 from tandem.engine.torch_runner import TorchRunner, kv_bytes_per_token
 from tandem.engine.worker import Worker
 from tandem.errors import InvalidRequest
 from tandem.models.bundled import default_cache_dir, fetch_bundled
-from tandem.models.loading import load_model
-from tandem.models.tokenizer_files import tokenizer_files, tokenizer_fingerprint
+from tandem.models.facts import context_length, end_token_ids, read_config
+from tandem.models.loading import choose_device, load_model
+from tandem.models.locate import ModelFiles, locate
+from tandem.models.openvino_files import has_openvino_form, openvino_model
+from tandem.models.tokenizer_files import tokenizer_files, tokenizer_fingerprint, vocabulary
 from tandem.service_metrics import ServiceMetrics
 from tandem.settings import EngineSettings
 from tandem.types import ModelInfo
+
+Progress = Callable[[str], None]
+
+_TORCH_BLOCK_SIZE = 32  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +36,16 @@ class Engine:
     tokenizer_files: Mapping[str, bytes]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Started:
+    """A runner, and what it runs on."""
+
+    runner: ModelRunner
+    engine: str
+    device: str
+    dtype: str
+
+
 def start_engine(
     source: str,
     settings: EngineSettings,
@@ -36,54 +54,112 @@ def start_engine(
     max_programs: int,
     metrics: ServiceMetrics,
     num_layers: int | None = None,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Engine:
     """Load `source` (`bundled`, a folder, hub id or .gguf) and start its worker. Raises TandemError saying what to do.
 
     The context is the model's own, or what the KV cache holds where that is less.
     """
     torch.set_num_threads(settings.threads)
-    cache_dir = default_cache_dir()
-    loaded = load_model(
-        fetch_bundled(cache_dir, progress) if source == "bundled" else source,
-        device=settings.device,
-        dtype=settings.dtype,
-        num_layers=num_layers,
-        cache_dir=cache_dir,
-        progress=progress,
-    )
-    bytes_per_block = kv_bytes_per_token(loaded.model.config, loaded.dtype) * settings.block_size
-    num_blocks = settings.kv_cache_bytes // bytes_per_block
-    if num_blocks < 2:
-        raise InvalidRequest(f"kv_cache_bytes must hold at least two blocks of {bytes_per_block} bytes")
-    runner = TorchRunner(
-        loaded.model,
-        vocab_size=loaded.vocab_size,
-        block_size=settings.block_size,
-        num_blocks=num_blocks,
-    )
+    files = _locate(source, progress)
+    started = _start_runner(files, settings, num_layers, progress)
+    runner = started.runner
     worker = Worker(
         runner, name=name, max_step_tokens=settings.max_step_tokens, max_programs=max_programs, observer=metrics
     )
     metrics.watch_engine(
         blocks_held=lambda: worker.pool.num_held,
-        blocks=num_blocks,
+        blocks=runner.num_blocks,
         programs=lambda: worker.num_programs,
         cached_sessions=lambda: worker.num_sessions,
     )
     worker.start()
+    ends = end_token_ids(files.folder, read_config(files.folder), vocabulary(files.folder))
     return Engine(
         worker=worker,
         info=ModelInfo(
-            model_id=loaded.model_id,
-            revision=loaded.revision,
-            vocab_size=loaded.vocab_size,
-            tokenizer_fingerprint=tokenizer_fingerprint(loaded.folder),
+            model_id=files.model_id if num_layers is None else f"{files.model_id}:first-{num_layers}-layers",
+            revision=files.revision,
+            vocab_size=runner.vocab_size,
+            tokenizer_fingerprint=tokenizer_fingerprint(files.folder),
             context_length=runner.context_length,
-            device=str(loaded.device),
-            dtype=str(loaded.dtype).removeprefix("torch."),
-            engine="torch",
+            device=started.device,
+            dtype=started.dtype,
+            engine=started.engine,
         ),
-        end_token_ids=loaded.end_token_ids,
-        tokenizer_files=tokenizer_files(loaded.folder),
+        end_token_ids=tuple(sorted(i for i in ends if 0 <= i < runner.vocab_size)),
+        tokenizer_files=tokenizer_files(files.folder),
+    )
+
+
+def prepare_model(source: str, progress: Progress) -> None:
+    """Fetch and convert what `start_engine` would, and see that the model loads. Raises TandemError."""
+    files = _locate(source, progress)
+    if has_openvino_form(files):
+        try:
+            openvino_model(files, progress)
+        except InvalidRequest as error:
+            progress(f"engine openvino does not take this model: {error.message}")
+    # One layer shows whether it loads, without the memory of all of them.
+    load_model(files, device="cpu", dtype="float32", num_layers=1, progress=progress)
+
+
+def _locate(source: str, progress: Progress) -> ModelFiles:
+    cache_dir = default_cache_dir()
+    path = fetch_bundled(cache_dir, progress) if source == "bundled" else source
+    return locate(str(path), cache_dir=cache_dir, progress=progress)
+
+
+def _start_runner(files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress) -> _Started:
+    if settings.engine == "openvino":
+        return _start_openvino(files, settings, num_layers, progress)
+    on_cpu = choose_device(settings.device).type == "cpu"
+    if settings.engine == "auto" and on_cpu and settings.dtype != "float16" and has_openvino_form(files):
+        try:
+            return _start_openvino(files, settings, num_layers, progress)
+        except InvalidRequest as error:
+            progress(f"engine openvino does not take this model, so engine torch does: {error.message}")
+    return _start_torch(files, settings, num_layers, progress)
+
+
+def _start_openvino(
+    files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress
+) -> _Started:
+    # A second; services on GPUs do without it.
+    from tandem.engine.openvino_runner import OpenVinoRunner, choose_precision
+
+    if choose_device(settings.device).type != "cpu" and settings.device != "auto":
+        raise InvalidRequest("engine openvino runs on the CPU; choose device cpu, or engine torch", param="device")
+    precision = choose_precision(settings.dtype, torch.cpu.get_capabilities())
+    model_file = openvino_model(files, progress)
+    progress(f"loading {files.model_id} with OpenVINO, computing in {precision.dtype}")
+    runner = OpenVinoRunner(
+        model_file,
+        most_token_ids=max(vocabulary(files.folder)) + 1,
+        context_length=context_length(read_config(files.folder)),
+        kv_cache_bytes=settings.kv_cache_bytes,
+        threads=settings.threads,
+        precision=precision,
+        num_layers=num_layers,
+    )
+    if settings.block_size not in (None, runner.block_size):
+        raise InvalidRequest(
+            f"block_size is {runner.block_size} with engine openvino; leave it out", param="block_size"
+        )
+    return _Started(runner=runner, engine="openvino", device="cpu", dtype=precision.dtype)
+
+
+def _start_torch(files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress) -> _Started:
+    loaded = load_model(files, device=settings.device, dtype=settings.dtype, num_layers=num_layers, progress=progress)
+    block_size = settings.block_size or _TORCH_BLOCK_SIZE
+    bytes_per_block = kv_bytes_per_token(loaded.model.config, loaded.dtype) * block_size
+    num_blocks = settings.kv_cache_bytes // bytes_per_block
+    if num_blocks < 2:
+        raise InvalidRequest(f"kv_cache_bytes must hold at least two blocks of {bytes_per_block} bytes")
+    runner = TorchRunner(loaded.model, vocab_size=loaded.vocab_size, block_size=block_size, num_blocks=num_blocks)
+    return _Started(
+        runner=runner,
+        engine="torch",
+        device=str(loaded.device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
     )

@@ -172,6 +172,7 @@ def check_against_reference(model: PreTrainedModel, runner: ModelRunner, referen
             position_ids=positions,
             past_lens=np.array([start], dtype=np.int32),
             sequence_starts=np.array([0, end - start], dtype=np.int32),
+            decode_starts=np.array([end], dtype=np.int32),
             block_table=blocks,
             block_starts=np.array([0, len(blocks)], dtype=np.int32),
             logits_rows=positions - start,

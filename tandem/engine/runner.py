@@ -23,12 +23,17 @@ class RaggedBatch:
     Sequence s owns packed tokens `sequence_starts[s] : sequence_starts[s + 1]`. Its first `past_lens[s]` tokens are
     in the cache already, in blocks `block_table[block_starts[s] : block_starts[s + 1]]`; the packed tokens follow
     them at positions past_lens[s], past_lens[s] + 1, ..., and the blocks have room for them.
+
+    Tokens from position `decode_starts[s]` on are the sequence's own continuation. A runner whose kernels round a
+    token by token computation otherwise than one of many tokens computes these as if each came alone, so that their
+    logits do not depend on how many were guessed. The prompt before it comes in pieces that end at whole blocks.
     """
 
     token_ids: Int32Array  # [T]
     position_ids: Int32Array  # [T]
     past_lens: Int32Array  # [S]
     sequence_starts: Int32Array  # [S + 1]
+    decode_starts: Int32Array  # [S]
     block_table: Int32Array  # [sum of blocks]
     block_starts: Int32Array  # [S + 1]
     logits_rows: Int32Array  # [R], indices into the packed tokens, ascending

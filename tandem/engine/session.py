@@ -16,14 +16,21 @@ from tandem.errors import OutOfStep
 class Session:
     """Tokens [0, cached) have their keys and values in `blocks`; tokens [0, committed) are no longer guesses."""
 
-    def __init__(self, pool: BlockPool, token_ids: Sequence[int]) -> None:
+    def __init__(self, pool: BlockPool, token_ids: Sequence[int], prompt_length: int | None = None) -> None:
+        """A text of `token_ids`, the first `prompt_length` of which (default: all) are the prompt."""
         self._pool = pool
+        self._prompt_length = len(token_ids) if prompt_length is None else prompt_length
         self.tokens = list(token_ids)
         self.committed = len(self.tokens)
         self.cached = 0
         self.blocks: list[int] = []
         self._hashes: list[bytes] = []  # of the first full blocks of the committed tokens, as far as computed
         self._published = 0  # how many of `blocks`, from the first, were offered under their hash
+
+    @property
+    def decode_start(self) -> int:
+        """The first position that is not prefilled by whole blocks: where the prompt's last block begins."""
+        return max(0, self._prompt_length - 1) // self._pool.block_size * self._pool.block_size
 
     def advance(self, keep_length: int, new_tokens: Sequence[int]) -> None:
         """Keep the first `keep_length` tokens and append `new_tokens`; all of them are then committed.
@@ -62,7 +69,7 @@ class Session:
 
     def fork(self) -> Session:
         """An independent continuation that shares the cache so far, copied on write."""
-        twin = Session(self._pool, self.tokens)
+        twin = Session(self._pool, self.tokens, self._prompt_length)
         twin.committed, twin.cached, twin.blocks = self.committed, self.cached, list(self.blocks)
         twin._hashes, twin._published = list(self._hashes), self._published
         for block in twin.blocks:

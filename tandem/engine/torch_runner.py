@@ -25,34 +25,9 @@ from tandem.engine import model_check
 from tandem.engine.model_check import LayerShape
 from tandem.engine.paged_attention import PagedContext, paged_attention, to_device
 from tandem.engine.runner import RaggedBatch
-from tandem.errors import InvalidRequest
+from tandem.models.facts import context_length
 
 _PAGED = "tandem_paged"  # the name of our attention function inside transformers
-
-
-def context_length(config: PreTrainedConfig) -> int:
-    """Most tokens a sequence may have.
-
-    Under "dynamic" and "longrope" scaling the rotation of *every* token depends on the longest sequence of the batch,
-    past the length the model was first trained with. There one sequence would change another's text, and keys in the
-    cache would no longer fit the queries; so for these the length before that point is the limit.
-    """
-    text = config.get_text_config(decoder=True)
-    longest = getattr(text, "max_position_embeddings", None)
-    if not isinstance(longest, int):
-        raise InvalidRequest(
-            f"the configuration of {config.model_type} does not say the context length; "
-            "add max_position_embeddings to the model's config.json",
-            param="model",
-        )
-    parameters: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
-    limits = [longest]
-    # One set of rotation parameters, or one for each kind of layer.
-    for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
-        if rope.get("rope_type") in ("dynamic", "longrope"):
-            original = rope.get("original_max_position_embeddings")
-            limits.append(original or getattr(text, "original_max_position_embeddings", None) or longest)
-    return min(limits)
 
 
 def kv_bytes_per_token(config: PreTrainedConfig, dtype: torch.dtype) -> int:

@@ -154,9 +154,9 @@ class Worker:
             self._inbox.put(_Job(program, future, time.perf_counter()))
         return await asyncio.wrap_future(future)
 
-    def new_session(self, token_ids: Sequence[int]) -> Session:
+    def new_session(self, token_ids: Sequence[int], *, prompt_length: int | None = None) -> Session:
         """A session for programs to use, to be given to `end_session` in the end. From any thread."""
-        session = Session(self._pool, token_ids)
+        session = Session(self._pool, token_ids, prompt_length)
         self._inbox.put(lambda: self._sessions.__setitem__(session, None))
         return session
 
@@ -229,8 +229,13 @@ class Worker:
             # first in line may take all: a round as large as a step would never fit otherwise.
             left = self._runner.block_size if prefills and chunks and self._is_round(feed) else 0
             room, missing = budget - left, _missing(feed)
-            # A feed's last rows stay in one chunk, since their logits come from one forward.
-            num_tokens = missing if missing <= room else min(missing - feed.num_rows, room)
+            # A feed's last rows stay in one chunk, since their logits come from one forward. Others end at whole
+            # blocks, so that a prompt is computed in the same pieces however busy the model is.
+            cached = feed.session.cached
+            ends = min(cached + room, len(feed.session.tokens) - feed.num_rows)
+            num_tokens = (
+                missing if missing <= room else ends // self._runner.block_size * self._runner.block_size - cached
+            )
             if num_tokens < 1 or feed.session in planned:
                 continue
             planned[feed.session] = None
@@ -358,6 +363,7 @@ def _ragged_batch(chunks: list[_Chunk]) -> RaggedBatch:
         position_ids=np.asarray(positions, dtype=np.int32),
         past_lens=np.asarray([session.cached for session in sessions], dtype=np.int32),
         sequence_starts=np.asarray(starts, dtype=np.int32),
+        decode_starts=np.asarray([session.decode_start for session in sessions], dtype=np.int32),
         block_table=np.asarray(blocks, dtype=np.int32),
         block_starts=np.asarray(block_starts, dtype=np.int32),
         logits_rows=np.asarray(rows, dtype=np.int32),

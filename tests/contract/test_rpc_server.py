@@ -172,10 +172,11 @@ async def test_keeping_tokens_that_the_session_does_not_hold_is_aborted(worker: 
 async def test_one_session_too_many_is_resource_exhausted_and_the_next_fits_again(worker: Worker) -> None:
     async with _serving(worker, max_sessions=1) as server, _channel(server) as channel:
         opening = target_pb2.VerifyRequest(open=codec.target_open_to_pb(START))
-        first, second = _open(channel), _open(channel)
+        first = _open(channel)
         await first.write(opening)
         await first.read()
-        assert await _refusal(second, opening) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # Opened only now: a stream takes its place when it is opened, not when it is written to.
+        assert await _refusal(_open(channel), opening) is grpc.StatusCode.RESOURCE_EXHAUSTED
         await first.done_writing()
         assert await first.read() is grpc.aio.EOF
         third = _open(channel)

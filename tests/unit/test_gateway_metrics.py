@@ -138,7 +138,7 @@ def test_k4_the_page_is_valid_in_both_formats(accept: str, content_type: str) ->
     assert given.startswith(content_type)
     parse = parse_openmetrics if accept == ACCEPT_OPENMETRICS else parse_text
     families = list(parse(page.decode()))
-    assert all(family.name.startswith("tandem_") and family.documentation for family in families)
+    assert all(family.name.startswith(("tandem_", "process_")) and family.documentation for family in families)
 
 
 def test_k4_promtool_has_nothing_to_say() -> None:

@@ -22,9 +22,10 @@ from tandem.engine.runner import RaggedBatch
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import InvalidRequest, Unavailable, UnknownModel
 from tandem.models import gguf as gguf_conversion
-from tandem.models import loading
+from tandem.models import locate as locating
 from tandem.models.bundled import default_cache_dir, fetch_bundled
-from tandem.models.loading import choose_device, choose_dtype, load_model
+from tandem.models.loading import LoadedModel, choose_device, choose_dtype, load_model
+from tandem.models.locate import ModelFiles, locate
 from tandem.models.tokenizer_files import tokenizer_files, tokenizer_fingerprint, vocabulary
 
 WORDS = ["<unk>", "<end>", "w", "1", *(f"w{i}" for i in range(88))]
@@ -54,6 +55,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def find(source: str | Path, *, cache_dir: Path | None = None) -> ModelFiles:
+    return locate(str(source), cache_dir=cache_dir or default_cache_dir(), progress=lambda message: None)
+
+
+def load(source: str | Path, *, cache_dir: Path | None = None, **options: Any) -> LoadedModel:
+    return load_model(find(source, cache_dir=cache_dir), **options)
+
+
 def write_tokenizer(folder: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -81,10 +90,11 @@ def logits(model: Any) -> torch.Tensor:
 def test_a_folder_is_loaded_with_what_the_services_say_of_it(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny")
     GenerationConfig(eos_token_id=[92, 1]).save_pretrained(tmp_path / "tiny")
-    loaded = load_model(tmp_path / "tiny", device="cpu", dtype="float32")
+    loaded = load(tmp_path / "tiny", device="cpu", dtype="float32")
     assert torch.equal(logits(loaded.model), logits(model))
     assert not loaded.model.training
-    assert (loaded.model_id, loaded.revision, loaded.folder) == ("tiny", "", tmp_path / "tiny")
+    files = find(tmp_path / "tiny")
+    assert (files.model_id, files.revision, files.folder) == ("tiny", "", tmp_path / "tiny")
     assert loaded.vocab_size == VOCAB
     assert loaded.context_length == 64
     assert loaded.end_token_ids == (1, 92)
@@ -93,19 +103,19 @@ def test_a_folder_is_loaded_with_what_the_services_say_of_it(tmp_path: Path) -> 
 
 def test_weights_come_in_the_dtype_asked_for(tmp_path: Path) -> None:
     write_model(tmp_path)
-    loaded = load_model(tmp_path, device="cpu", dtype="bfloat16")
+    loaded = load(tmp_path, device="cpu", dtype="bfloat16")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
 
 
 def test_the_tokenizer_s_end_token_counts_and_ids_beyond_the_vocabulary_do_not(tmp_path: Path) -> None:
     write_model(tmp_path)
     GenerationConfig(eos_token_id=[92, ROWS - 1]).save_pretrained(tmp_path)
-    assert load_model(tmp_path, device="cpu", dtype="float32").end_token_ids == (1, 92)
+    assert load(tmp_path, device="cpu", dtype="float32").end_token_ids == (1, 92)
 
 
 def test_the_vocabulary_is_never_larger_than_the_embeddings(tmp_path: Path) -> None:
     write_model(tmp_path, transformers.LlamaConfig(**{**SIZES, "vocab_size": 80}))
-    assert load_model(tmp_path, device="cpu", dtype="float32").vocab_size == 80
+    assert load(tmp_path, device="cpu", dtype="float32").vocab_size == 80
 
 
 @pytest.mark.parametrize(
@@ -175,7 +185,7 @@ def empty_tokenizer(folder: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "only pickles": (only_pickles, "can run code"),
     "a weight is lost": (lose_a_weight, r"lacks 1 of .*up_proj"),
-    "its own code": (own_code, "cannot load"),
+    "its own code": (own_code, "custom code"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "Hugging Face folder"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), r"no tokenizer\.json"),
     "another tokenizer": (empty_tokenizer, "download it again"),
@@ -188,18 +198,18 @@ def test_a_broken_folder_is_refused(tmp_path: Path, kind: str) -> None:
     spoil, message = BROKEN[kind]
     spoil(tmp_path)
     with pytest.raises(InvalidRequest, match=message) as caught:
-        load_model(tmp_path, device="cpu", dtype="float32")
+        load(tmp_path, device="cpu", dtype="float32")
     assert caught.value.param == "model"
 
 
 def test_paths_that_are_not_there_never_go_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "snapshot_download", lambda *_, **__: pytest.fail("went to the hub"))
+    monkeypatch.setattr(locating, "snapshot_download", lambda *_, **__: pytest.fail("went to the hub"))
     for source in (str(tmp_path / "nothing"), "./nothing", "nothing.gguf", "a/b/c"):
         with pytest.raises(UnknownModel, match="check the path"):
-            load_model(source)
+            load(source)
     (tmp_path / "model.bin").write_bytes(b"")
     with pytest.raises(InvalidRequest, match=r"nor a \.gguf file"):
-        load_model(tmp_path / "model.bin")
+        load(tmp_path / "model.bin")
 
 
 def test_a_hub_id_is_downloaded_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,21 +222,20 @@ def test_a_hub_id_is_downloaded_at_its_revision(tmp_path: Path, monkeypatch: pyt
         assert not any(pattern.endswith((".bin", ".pt", ".py")) for pattern in patterns["allow_patterns"])
         return str(snapshot)
 
-    monkeypatch.setattr(loading, "snapshot_download", download)
-    loaded = load_model("org/tiny@v1.0", device="cpu", dtype="float32")
+    monkeypatch.setattr(locating, "snapshot_download", download)
+    files = find("org/tiny@v1.0")
     assert asked == [("org/tiny", "v1.0")]
-    assert (loaded.model_id, loaded.revision) == ("org/tiny", "0123abcd")
-    again = load_model(snapshot, device="cpu", dtype="float32")  # the same, named by its path
-    assert (again.model_id, again.revision) == ("org/tiny", "0123abcd")
+    assert (files.model_id, files.revision) == ("org/tiny", "0123abcd")
+    assert find(snapshot) == files  # the same, named by its path
 
 
 def test_a_hub_that_is_not_reached_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> str:
         raise hub_errors.LocalEntryNotFoundError("name or service not known")
 
-    monkeypatch.setattr(loading, "snapshot_download", offline)
+    monkeypatch.setattr(locating, "snapshot_download", offline)
     with pytest.raises(Unavailable, match="give the folder's path"):
-        load_model("org/tiny")
+        load("org/tiny")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
@@ -236,16 +245,15 @@ def test_the_first_layers_alone_make_a_draft(tmp_path: Path, family: str) -> Non
         "gemma2": lambda: transformers.Gemma2Config(**SIZES, head_dim=16),
     }
     model = write_model(tmp_path, configs[family]())
-    loaded = load_model(tmp_path, device="cpu", dtype="float32", num_layers=2)
+    loaded = load(tmp_path, device="cpu", dtype="float32", num_layers=2)
     model.model.layers = model.model.layers[:2]
     model.config.num_hidden_layers = 2
     assert torch.equal(logits(loaded.model), logits(model))
-    assert loaded.model_id.endswith(":first-2-layers")
     assert sum("layers.2." in name for name, _ in loaded.model.named_parameters()) == 0
     TorchRunner(loaded.model, vocab_size=loaded.vocab_size, block_size=4, num_blocks=4)
     for number in (0, 5):
         with pytest.raises(InvalidRequest, match="between 1 and the model's 4"):
-            load_model(tmp_path, device="cpu", dtype="float32", num_layers=number)
+            load(tmp_path, device="cpu", dtype="float32", num_layers=number)
 
 
 def test_tokenizer_files_are_those_that_exist(tmp_path: Path) -> None:
@@ -325,51 +333,55 @@ def test_a_gguf_file_is_converted_once_and_found_by_its_content(
 ) -> None:
     model = write_gguf(tmp_path / "tiny.Q9.gguf")
     cache = tmp_path / "cache"
-    loaded = load_model(tmp_path / "tiny.Q9.gguf", device="cpu", dtype="float32", cache_dir=cache)
+    loaded = load(tmp_path / "tiny.Q9.gguf", device="cpu", dtype="float32", cache_dir=cache)
     torch.testing.assert_close(logits(loaded.model), logits(model))
-    assert loaded.model_id == "tiny.Q9"
-    assert len(loaded.revision) == 64
+    files = find(tmp_path / "tiny.Q9.gguf", cache_dir=cache)
+    assert files.model_id == "tiny.Q9"
+    assert len(files.revision) == 64
     assert (loaded.vocab_size, loaded.context_length, loaded.end_token_ids) == (VOCAB, 64, (1,))
-    assert set(tokenizer_files(loaded.folder)) >= {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+    assert set(tokenizer_files(files.folder)) >= {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
     assert not list((cache / "converted").glob(".converting-*"))
 
     monkeypatch.setattr(gguf_conversion, "load_gguf_checkpoint", lambda *_, **__: pytest.fail("converted again"))
     shutil.copy(tmp_path / "tiny.Q9.gguf", tmp_path / "moved.gguf")  # another name and time, the same content
     for name in ("tiny.Q9", "moved"):
-        again = load_model(tmp_path / f"{name}.gguf", device="cpu", dtype="float32", cache_dir=cache)
+        again = load(tmp_path / f"{name}.gguf", device="cpu", dtype="float32", cache_dir=cache)
         assert torch.equal(logits(again.model), logits(loaded.model))
-        assert (again.model_id, again.folder) == (name, loaded.folder)
+        found = find(tmp_path / f"{name}.gguf", cache_dir=cache)
+        assert (found.model_id, found.folder) == (name, files.folder)
 
 
 def test_a_changed_gguf_file_is_converted_anew(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
-    first = load_model(tmp_path / "tiny.gguf", device="cpu", dtype="float32", cache_dir=tmp_path)
+    first = find(tmp_path / "tiny.gguf", cache_dir=tmp_path)
     model = write_gguf(tmp_path / "tiny.gguf", round_to=torch.float16)
-    second = load_model(tmp_path / "tiny.gguf", device="cpu", dtype="float32", cache_dir=tmp_path)
+    second = find(tmp_path / "tiny.gguf", cache_dir=tmp_path)
     assert second.revision != first.revision
-    torch.testing.assert_close(logits(second.model), logits(model))
+    loaded = load(tmp_path / "tiny.gguf", device="cpu", dtype="float32", cache_dir=tmp_path)
+    torch.testing.assert_close(logits(loaded.model), logits(model))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_conversion_loses_nothing_and_wastes_nothing(tmp_path: Path, dtype: torch.dtype) -> None:
     model = write_gguf(tmp_path / "tiny.gguf", round_to=dtype)
-    loaded = load_model(tmp_path / "tiny.gguf", device="cpu", dtype="float32", cache_dir=tmp_path)
+    loaded = load(tmp_path / "tiny.gguf", device="cpu", dtype="float32", cache_dir=tmp_path)
     for name, weight in model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], weight), name
-    assert {weight.dtype for weight in load_file(loaded.folder / "model.safetensors").values()} == {dtype}
+    folder = find(tmp_path / "tiny.gguf", cache_dir=tmp_path).folder
+    assert {weight.dtype for weight in load_file(folder / "model.safetensors").values()} == {dtype}
 
 
 def test_a_gguf_file_that_cannot_be_read_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but not really, or no longer")
     with pytest.raises(InvalidRequest, match=r"cannot read broken\.gguf"):
-        load_model(tmp_path / "broken.gguf", device="cpu", cache_dir=tmp_path)
+        load(tmp_path / "broken.gguf", device="cpu", cache_dir=tmp_path)
     assert not [path for path in (tmp_path / "converted").iterdir() if path.is_dir()]
 
 
 def test_a_gguf_file_that_lacks_a_weight_leaves_nothing(tmp_path: Path) -> None:
     write_gguf(tmp_path / "torn.gguf", without="model.layers.3.mlp.down_proj.weight")
     with pytest.raises(InvalidRequest, match=r"lacks 1 of .*3\.mlp\.down_proj"):
-        load_model(tmp_path / "torn.gguf", device="cpu", cache_dir=tmp_path)
+        load(tmp_path / "torn.gguf", device="cpu", cache_dir=tmp_path)
     assert not [path for path in (tmp_path / "converted").iterdir() if path.is_dir()]
 
 
@@ -378,9 +390,9 @@ def test_a_gguf_file_that_lacks_a_weight_leaves_nothing(tmp_path: Path) -> None:
 def test_the_bundled_model_speaks_as_transformers_lets_it(tmp_path: Path) -> None:
     """Greedy text of the paged runner and of plain `generate`, token for token, in float32."""
     cache = default_cache_dir()
-    loaded = load_model(fetch_bundled(cache, print), device="cpu", dtype="float32", cache_dir=cache)
+    loaded = load(fetch_bundled(cache, print), device="cpu", dtype="float32", cache_dir=cache)
     assert (loaded.vocab_size, loaded.context_length, loaded.end_token_ids) == (49152, 8192, (2,))
-    tokenizer = Tokenizer.from_file(str(loaded.folder / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(find(fetch_bundled(cache, print), cache_dir=cache).folder / "tokenizer.json"))
     text = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
     prompt = tokenizer.encode(text, add_special_tokens=False).ids
     model: Any = loaded.model
@@ -402,6 +414,7 @@ def test_the_bundled_model_speaks_as_transformers_lets_it(tmp_path: Path) -> Non
             position_ids=np.arange(past, past + len(new), dtype=np.int32),
             past_lens=np.array([past], dtype=np.int32),
             sequence_starts=np.array([0, len(new)], dtype=np.int32),
+            decode_starts=np.array([past], dtype=np.int32),
             block_table=np.array([5, 2, 7, 1, 4], dtype=np.int32),
             block_starts=np.array([0, 5], dtype=np.int32),
             logits_rows=np.array([len(new) - 1], dtype=np.int32),

@@ -13,8 +13,9 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tandem.engine.runner import RaggedBatch
-from tandem.engine.torch_runner import TorchRunner, context_length, kv_bytes_per_token
+from tandem.engine.torch_runner import TorchRunner, kv_bytes_per_token
 from tandem.errors import InvalidRequest
+from tandem.models.facts import context_length
 
 VOCAB = 199
 ROWS = 208  # the models' vocabulary is padded
@@ -119,6 +120,7 @@ def pack(chunks: Sequence[Chunk]) -> RaggedBatch:
         position_ids=int32([chunk.past + i for chunk in chunks for i in range(len(chunk.tokens))]),
         past_lens=int32([chunk.past for chunk in chunks]),
         sequence_starts=int32(starts),
+        decode_starts=int32([0 for _ in chunks]),
         block_table=int32([block for chunk in chunks for block in chunk.blocks]),
         block_starts=int32(block_starts),
         logits_rows=int32(rows),

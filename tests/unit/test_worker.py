@@ -219,7 +219,8 @@ async def test_rounds_however_many_do_not_starve_a_prefill() -> None:
         async with crowd(worker, 40):
             await runner.step(51)
             await until(prefill.done)
-        assert {batch.num_tokens for batch in runner.batches} == {16}
+        # A prefill ends at whole blocks, so up to 3 tokens of a step may stay unused.
+        assert {batch.num_tokens for batch in runner.batches} <= {13, 14, 15, 16}
 
 
 async def test_a_verify_that_was_evicted_does_not_starve_under_many_rounds() -> None:

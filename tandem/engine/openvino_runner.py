@@ -1,0 +1,295 @@
+"""OpenVinoRunner: a ModelRunner for CPUs, on OpenVINO's paged-attention form of a model.
+
+OpenVINO turns the stateful graph of an exported model into one whose attention reads and writes a paged cache that the
+caller owns, over packed tokens: our RaggedBatch, nearly word for word. What is ours is the memory of that cache, and
+two cuts in the graph: logits only for the rows asked for, and, on request, the first layers only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+import torch
+from openvino import opset13
+from openvino._offline_transformations import paged_attention_transformation
+
+from tandem.engine.runner import Int32Array, RaggedBatch
+from tandem.errors import InvalidRequest
+
+_BLOCK_SIZE = 32  # tokens; fixed in OpenVINO's CPU plug-in
+_ROWS = "tandem_logits_rows"
+_CACHE = re.compile(r"(?P<kind>key|value)_cache\.(?P<layer>\d+)")
+_LAYER_OUTPUT = "model.layers.self_attn.add1.layer{}"  # the residual stream after a layer, as GenAI's reader names it
+_STORED_AS: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16, "f16": np.uint16, "u8": np.uint8}
+
+_AnyArray = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVinoPrecision:
+    """Numbers the model computes in, beside its weights, which stay as the file has them.
+
+    A cache of 8 bits is not offered: OpenVINO scales its keys by block and channel, so what a block holds would depend
+    on which guesses had been in it before, and speculation would no longer give plain decoding's text.
+    """
+
+    inference: str  # f32 or bf16
+    kv_cache: str  # f32, bf16 or f16
+    quantization_group: int  # activations are rounded to 8 bits in groups of so many; 0: not at all
+
+    @property
+    def dtype(self) -> str:
+        """The name that services report."""
+        return "bfloat16" if self.inference == "bf16" else "float32"
+
+
+# Groups of 32, since that is what GGUF files scale their weights by; OpenVINO ignores larger ones for these.
+_GROUP = 32
+EXACT = OpenVinoPrecision(inference="f32", kv_cache="f32", quantization_group=0)
+_FAST_FLOAT32 = OpenVinoPrecision(inference="f32", kv_cache="f16", quantization_group=_GROUP)
+_FAST_BFLOAT16 = OpenVinoPrecision(inference="bf16", kv_cache="bf16", quantization_group=_GROUP)
+
+
+def choose_precision(dtype: str, cpu_capabilities: Mapping[str, object]) -> OpenVinoPrecision:
+    """The fastest precision that a CPU with `torch.cpu.get_capabilities()` has, for "auto", or the one asked for.
+
+    "float32" rounds nothing: it is for proofs, and 2 to 3 times as slow for blocks of tokens. Raises InvalidRequest.
+    """
+    has_bfloat16 = bool(cpu_capabilities.get("avx512_bf16") or cpu_capabilities.get("amx_bf16"))
+    match dtype:
+        case "auto":
+            return _FAST_BFLOAT16 if has_bfloat16 else _FAST_FLOAT32
+        case "float32":
+            return EXACT
+        case "bfloat16" if has_bfloat16:
+            return _FAST_BFLOAT16
+        case _:
+            raise InvalidRequest(
+                f"dtype {dtype} is not there with engine openvino on this CPU; choose auto, float32 or engine torch",
+                param="dtype",
+            )
+
+
+class OpenVinoRunner:
+    """A ModelRunner (see tandem/engine/runner.py) around `model_file`, an openvino_model.xml with a stateful graph.
+
+    `most_token_ids` is the tokenizer's vocabulary; logits of padding beyond it are cut off. `num_layers` keeps the
+    first layers only. `kv_cache_bytes` bounds the cache. Raises InvalidRequest for a graph that
+    OpenVINO cannot page, and where the cache would hold less than three blocks.
+
+    A text comes out the same to the bit whether its tokens were computed one by one, in verify blocks, or beside
+    others'. OpenVINO attends by one kernel for a sequence's single new token and by another for several, whose last
+    bits differ; rounding to 8 bits makes that up to 2 in SmolLM2-135M's logits, and one greedy token in 15 another.
+    So continuations (see RaggedBatch.decode_starts) are fed as sequences of one token that share their blocks, which
+    works since a layer stores all new keys before it attends. And float32 matrices multiply a single row by another
+    kernel than several, so there a lone token gets a companion that nobody asks about, in a block set aside for it.
+    """
+
+    def __init__(
+        self,
+        model_file: Path,
+        *,
+        most_token_ids: int,
+        context_length: int,
+        kv_cache_bytes: int,
+        threads: int,
+        precision: OpenVinoPrecision,
+        num_layers: int | None = None,
+    ) -> None:
+        core = ov.Core()
+        graph = core.read_model(model_file)
+        try:
+            paged_attention_transformation(graph)
+        except RuntimeError as error:
+            raise InvalidRequest(
+                f"OpenVINO has no paged attention for {model_file} ({error}); choose engine torch", param="engine"
+            ) from error
+        if num_layers is not None:
+            _keep_layers(graph, num_layers)
+        _gather_before_head(graph)
+        compiled = core.compile_model(
+            graph,
+            "CPU",
+            {
+                "PERFORMANCE_HINT": "LATENCY",
+                "NUM_STREAMS": 1,
+                "INFERENCE_NUM_THREADS": threads,
+                "ENABLE_CPU_PINNING": False,  # two services on one machine would be pinned to the same first core
+                "INFERENCE_PRECISION_HINT": precision.inference,
+                "KV_CACHE_PRECISION": precision.kv_cache,
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": precision.quantization_group,
+            },
+        )
+        self._needs_company = precision.quantization_group == 0
+        self._request = compiled.create_infer_request()
+        caches = {name: port for port in compiled.inputs for name in port.names if _CACHE.fullmatch(name)}
+        shapes = {name: _block_shape(port) for name, port in caches.items()}
+        types = {name: port.element_type for name, port in caches.items()}
+        bytes_per_block = sum(math.prod(shapes[name]) * types[name].size for name in caches)
+        allocated: int = kv_cache_bytes // bytes_per_block
+        self._num_blocks = allocated - 1  # the last one is for companions
+        if self._num_blocks < 2:
+            raise InvalidRequest(
+                f"kv_cache_bytes must hold at least three blocks of {bytes_per_block} bytes, got {kv_cache_bytes}",
+                param="kv_cache_bytes",
+            )
+        # Caches of one shape and type share a storage, so that copying blocks is one operation.
+        self._storages = _allocate(shapes, types, allocated)
+        for names, storage in self._storages:
+            for name, array in zip(names, storage, strict=True):
+                self._request.set_tensor(name, ov.Tensor(array, ov.Shape(array.shape), types[name]))
+        width: int = compiled.output(0).partial_shape[-1].get_length()
+        self._vocab_size = min(most_token_ids, width)
+        self._context_length = min(context_length, self._num_blocks * _BLOCK_SIZE)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def context_length(self) -> int:
+        """The model's own, or what the cache holds where that is less."""
+        return self._context_length
+
+    @property
+    def block_size(self) -> int:
+        return _BLOCK_SIZE
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    def forward(self, batch: RaggedBatch) -> torch.Tensor:
+        """Logits [R, vocab_size], float32, on the CPU; memory that the next call writes anew. See ModelRunner."""
+        fed = _one_by_one(batch)
+        rows = batch.logits_rows
+        if self._needs_company and batch.num_tokens == 1:
+            fed = self._with_companion(fed)
+        if self._needs_company and len(rows) == 1:
+            rows = rows.repeat(2)
+        inputs: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]] = {
+            "input_ids": fed.token_ids.astype(np.int64),
+            "position_ids": fed.position_ids.astype(np.int64),
+            "past_lens": fed.past_lens,
+            "subsequence_begins": fed.sequence_starts,
+            "block_indices": fed.block_table,
+            "block_indices_begins": fed.block_starts,
+            "max_context_len": (fed.past_lens + np.diff(fed.sequence_starts)).max(),
+            _ROWS: rows,
+        }
+        for name, array in inputs.items():
+            self._request.set_tensor(name, ov.Tensor(np.asarray(array)))
+        self._request.infer()
+        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
+        wanted = logits.reshape(len(rows), logits.shape[-1])[: len(batch.logits_rows), : self._vocab_size]
+        return torch.from_numpy(wanted)
+
+    def _with_companion(self, batch: RaggedBatch) -> RaggedBatch:
+        """The one token of `batch`, and token 0 at position 0 of a sequence of its own."""
+        return replace(
+            batch,
+            token_ids=_append(batch.token_ids, 0),
+            position_ids=_append(batch.position_ids, 0),
+            past_lens=_append(batch.past_lens, 0),
+            sequence_starts=_append(batch.sequence_starts, 2),
+            block_table=_append(batch.block_table, self._num_blocks),
+            block_starts=_append(batch.block_starts, len(batch.block_table) + 1),
+        )
+
+    def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy whole blocks of all layers, pair by pair: a destination may be the source of a later pair."""
+        for _, storage in self._storages:
+            for source, destination in zip(sources, destinations, strict=True):
+                storage[:, destination] = storage[:, source]
+
+
+def _one_by_one(batch: RaggedBatch) -> RaggedBatch:
+    """The same tokens, with every token of a continuation as a sequence of its own, on the same blocks."""
+    lengths = np.diff(batch.sequence_starts)
+    prefilled = np.clip(batch.decode_starts - batch.past_lens, 0, lengths)  # [S], tokens of the prompt's whole blocks
+    singles = lengths - prefilled
+    pieces = singles + (prefilled > 0)
+    sequence = np.repeat(np.arange(len(lengths)), pieces)  # [pieces], the sequence each is of
+    nth = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # [pieces], counted in its sequence
+    whole = (nth == 0) & (prefilled[sequence] > 0)
+    piece_lengths = np.where(whole, prefilled[sequence], 1)
+    blocks = np.diff(batch.block_starts)
+    first_blocks = batch.block_starts[:-1]
+    table = [batch.block_table[first : first + count] for first, count in zip(first_blocks, blocks, strict=True)]
+    starts = np.cumsum(np.append(0, piece_lengths)).astype(np.int32)
+    return replace(
+        batch,
+        past_lens=batch.position_ids[starts[:-1]],
+        sequence_starts=starts,
+        decode_starts=batch.decode_starts[sequence],
+        block_table=np.concatenate([table[index] for index in sequence]),
+        block_starts=np.cumsum(np.append(0, blocks[sequence])).astype(np.int32),
+    )
+
+
+def _append(array: Int32Array, value: int) -> Int32Array:
+    return np.append(array, np.int32(value))
+
+
+def _keep_layers(graph: ov.Model, num_layers: int) -> None:
+    """Let the final norm follow layer `num_layers`; what nothing needs any more goes, parameters included."""
+    caches = [(port, _CACHE.fullmatch(name)) for port in graph.inputs for name in port.names]
+    layers = {int(found["layer"]) for _, found in caches if found}
+    if not 1 <= num_layers <= len(layers):
+        raise InvalidRequest(
+            f"num_layers must be between 1 and the model's {len(layers)}, got {num_layers}", param="num_layers"
+        )
+    outputs = {node.get_friendly_name(): node.output(0) for node in graph.get_ops()}
+    try:
+        last = outputs[_LAYER_OUTPUT.format(len(layers) - 1)]
+        kept = outputs[_LAYER_OUTPUT.format(num_layers - 1)]
+    except KeyError as error:
+        raise InvalidRequest(
+            "the layers of this OpenVINO model cannot be told apart; give its .gguf file, or choose engine torch",
+            param="num_layers",
+        ) from error
+    if num_layers < len(layers):
+        for reader in last.get_target_inputs():
+            reader.replace_source_output(kept)
+        for port, found in caches:
+            if found and int(found["layer"]) >= num_layers:
+                graph.remove_parameter(port.get_node())
+    graph.validate_nodes_and_infer_types()
+
+
+def _gather_before_head(graph: ov.Model) -> None:
+    """A new input names the rows whose logits are wanted; the head, 20 % of a small model, works for these only."""
+    head = graph.get_results()[0].input_value(0).get_node()
+    while head.get_type_name() != "MatMul":
+        head = head.input_value(0).get_node()
+    rows = opset13.parameter([-1], np.int32, name=_ROWS)
+    rows.output(0).set_names({_ROWS})
+    gathered = opset13.gather(head.input_value(0), rows.output(0), opset13.constant(0, np.int32))
+    head.input(0).replace_source_output(gathered.output(0))
+    graph.add_parameters([rows])
+    graph.validate_nodes_and_infer_types()
+
+
+def _block_shape(port: ov.Output) -> tuple[int, ...]:
+    """Shape of one block of a cache, as the compiled model wants it."""
+    return tuple(dimension.get_length() for dimension in list(port.partial_shape)[1:])
+
+
+def _allocate(
+    shapes: dict[str, tuple[int, ...]], types: dict[str, ov.Type], num_blocks: int
+) -> list[tuple[list[str], _AnyArray]]:
+    """Names of the caches of one block shape and type, and their storage [names, num_blocks, *block shape]."""
+    groups: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for name, shape in shapes.items():
+        groups.setdefault((shape, types[name].get_type_name()), []).append(name)
+    return [
+        (names, np.zeros((len(names), num_blocks, *shape), dtype=_STORED_AS[type_name]))
+        for (shape, type_name), names in groups.items()
+    ]
