@@ -9,7 +9,7 @@ from draft_service.drafters.base import Drafted
 from tandem.engine.coupled import choose
 from tandem.engine.draft_law import SparseLaw, draw_sparse, pack, top_law
 from tandem.engine.randomness import Purpose, uniform
-from tandem.engine.sampling import adjusted_logits, law
+from tandem.engine.sampling import adjusted_logits, law, likeliest
 from tandem.engine.worker import Feed, Program, Worker
 from tandem.errors import OutOfStep
 from tandem.types import NO_DRAFT, Draft, SessionStart, Verification
@@ -82,7 +82,7 @@ class ModelDrafterSession:
             logits = yield Feed(session, num_rows=1)
             logits = adjusted_logits(logits, params, session.tokens, prompt_length=self._start.prompt_length)
             if params.greedy:
-                token_id = int(logits[0].argmax())
+                token_id = likeliest(logits)[0]
             elif coupled:
                 token_id = choose(law(logits, params)[0], seed=self._start.seed, position=position)
             else:

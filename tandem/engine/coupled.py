@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from tandem.engine.outcome import Outcome, origin_of
-from tandem.engine.sampling import law
+from tandem.engine.sampling import lazy_laws, likeliest
 from tandem.types import SamplingParams
 
 # The key's second half: keeps these numbers apart from any other use of the same seed.
@@ -34,24 +34,24 @@ def exponentials(seed: int, position: int, vocab_size: int) -> torch.Tensor:
     """
     generator = np.random.Philox(key=np.array([seed, _STREAM], dtype=np.uint64), counter=[0, position, 0, 0])
     raw = generator.random_raw((vocab_size + 1) // 2).view(np.uint32)[:vocab_size]
-    uniforms = ((raw + 0.5) * 2.0**-32).astype(np.float32)
+    uniforms = (raw.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
     return -torch.log1p(-torch.from_numpy(uniforms).clamp_(max=_LARGEST_UNIFORM))
 
 
 def choose(probs: torch.Tensor, *, seed: int, position: int) -> int:
     """The token that the noise of `position` picks from a law [vocab]."""
     noise = exponentials(seed, position, probs.shape[-1]).to(probs.device)
-    return int((probs / noise).argmax())
+    return likeliest((probs / noise)[None])[0]
 
 
 def verify_coupled(
     logits: torch.Tensor, drafted: Sequence[int], params: SamplingParams, *, seed: int, position: int
 ) -> Outcome:
     """Apply the rule to adjusted logits [k + 1, vocab], whose first row is the law at absolute `position`."""
-    target_probs = law(logits, params)
+    target_probs = lazy_laws(logits, params)
     for i in range(len(drafted) + 1):
         # Row by row: noise costs 0.2 ms a position, and those behind a rejection are not needed.
-        token_id = choose(target_probs[i], seed=seed, position=position + i)
+        token_id = choose(target_probs(i), seed=seed, position=position + i)
         if i == len(drafted) or token_id != drafted[i]:
             return Outcome(i, token_id, origin_of(i, len(drafted)))
     raise AssertionError("the last row always returns")

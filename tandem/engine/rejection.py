@@ -8,7 +8,7 @@ output law is min(p, q) + (1 - sum min(p, q)) * normalise(max(0, p - q)) = p, pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from tandem.engine.draft_law import SparseLaw
 from tandem.engine.outcome import Outcome, origin_of
 from tandem.engine.randomness import Purpose, uniform
-from tandem.engine.sampling import draw, law
+from tandem.engine.sampling import draw, lazy_laws, likeliest
 from tandem.types import SamplingParams
 
 
@@ -51,12 +51,12 @@ def verify(
     """
     if params.greedy:
         # Both laws are one-hot: accepted iff equal, and the residual after a rejection is the argmax itself.
-        choices = logits.argmax(dim=-1).tolist()
+        choices = likeliest(logits)
         num_accepted = _first_difference(drafted, choices)
         return Outcome(num_accepted, choices[num_accepted], origin_of(num_accepted, len(drafted)))
-    target_probs = law(logits, params)
+    target_probs = lazy_laws(logits, params)
     num_accepted = _num_accepted(target_probs, drafted, laws, seed=seed, position=position)
-    weights = target_probs[num_accepted]
+    weights = target_probs(num_accepted)
     if num_accepted < len(drafted):
         weights = _residual(weights, drafted[num_accepted], None if laws is None else laws[num_accepted])
     token_id = draw(weights, uniform(seed, position + num_accepted, Purpose.TARGET))
@@ -64,21 +64,17 @@ def verify(
 
 
 def _num_accepted(
-    target_probs: torch.Tensor,
+    target_probs: Callable[[int], torch.Tensor],
     drafted: Sequence[int],
     laws: Sequence[SparseLaw] | None,
     *,
     seed: int,
     position: int,
 ) -> int:
-    if not drafted:
-        return 0
-    rows = torch.arange(len(drafted), device=target_probs.device)
-    ids = torch.tensor(drafted, device=target_probs.device)
-    p = target_probs[rows, ids].tolist()
     for i, token_id in enumerate(drafted):
+        p = float(target_probs(i)[token_id])
         q = 1.0 if laws is None else float(laws[i].probs[laws[i].token_ids == token_id][0])
-        if not uniform(seed, position + i, Purpose.ACCEPT) * q < p[i]:
+        if not uniform(seed, position + i, Purpose.ACCEPT) * q < p:
             return i
     return len(drafted)
 

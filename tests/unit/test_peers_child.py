@@ -186,7 +186,7 @@ def test_a_peer_that_fails_in_the_measured_run_is_stopped_and_the_others_go_on()
         for name, more in (("good", {}), ("bad", {"answers": 2}))
     ]
     prompts = [Prompt(question_id=str(i), category="qa", text="", token_ids=(1,)) for i in range(3)]
-    measure(lambda _: _ScriptedPeer(journal), outcomes, prompts, _PROMPT, Limits(), _silent)
+    measure(lambda _: _ScriptedPeer(journal), outcomes, prompts, [_PROMPT], Limits(), _silent)
     good, bad = outcomes
     assert (list(good.results), good.reason) == (["0", "1", "2"], None)
     assert list(bad.results) == ["0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.peers.arms import ARMS, BASELINE, Arm, chosen
-from benchmarks.peers.choices import best_setting, rate_of, rotated
+from benchmarks.peers.choices import best_setting, extremes, rate_of, rotated
 from benchmarks.peers.peer import Prompt, Result
 from benchmarks.peers.run import Outcome
 from benchmarks.peers.tables import make_rows
@@ -111,3 +111,10 @@ def test_the_baseline_is_always_among_the_chosen_arms() -> None:
     assert chosen([]) == ARMS
     with pytest.raises(ValueError, match="no arm begins with 'nope'"):
         chosen(["nope"])
+
+
+def test_a_peer_is_warmed_up_with_the_shortest_and_the_longest_prompt() -> None:
+    prompts = [
+        Prompt(question_id=str(length), category="qa", text="", token_ids=(1,) * length) for length in (3, 1, 9, 4)
+    ]
+    assert [prompt.question_id for prompt in extremes(prompts)] == ["1", "9"]

@@ -13,7 +13,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tandem.engine import sampling
 from tandem.engine.sampling import adjusted_logits, draw, law
 from tandem.types import SamplingParams
 from tests.toy_models import reference_law, reference_logits
@@ -227,8 +226,8 @@ def test_the_law_does_not_depend_on_where_equal_values_stand() -> None:
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.97])
 @pytest.mark.parametrize("vocab", [511, 512, 513, 1500, 5000])
-def test_a_nucleus_wider_than_the_guess_is_found_by_the_full_sort(vocab: int, top_p: float) -> None:
-    """Nearly flat laws, whose nucleus is far wider than 512; the second row's is narrow."""
+def test_a_nucleus_is_found_however_wide_it_is(vocab: int, top_p: float) -> None:
+    """Nearly flat laws, whose nucleus is most of the vocabulary; the second row's is narrow."""
     rng = np.random.default_rng(vocab)
     rows = np.stack([rng.normal(0, 0.3, vocab), rng.normal(0, 6.0, vocab)])
     params = SamplingParams(top_p=top_p)
@@ -238,7 +237,7 @@ def test_a_nucleus_wider_than_the_guess_is_found_by_the_full_sort(vocab: int, to
         assert abs(int((actual[row] > 0).sum()) - int((expected > 0).sum())) <= 1  # the border is a matter of rounding
         assert np.abs(actual[row] - expected).sum() < 1e-3
     if vocab == 5000 and top_p > 0.5:
-        assert (actual[0] > 0).sum() > sampling._NUCLEUS_GUESS > (actual[1] > 0).sum()
+        assert (actual[0] > 0).sum() > 2000 > 500 > (actual[1] > 0).sum()
 
 
 def test_the_most_probable_token_survives_the_smallest_limits() -> None:

@@ -1,0 +1,1 @@
+"""The same prompts through Tandem and through its peers, interleaved in one run. `make bench-peers`; see README.md."""
