@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import structlog
+import uvloop
 from pydantic import ValidationError
 
 from tandem.errors import TandemError
@@ -23,7 +23,7 @@ def launch(service: str, serve: Callable[[], Awaitable[None]]) -> int:
         await serve()
 
     try:
-        asyncio.run(run())
+        uvloop.run(run())
     except ValidationError as error:
         for problem in error.errors():
             log.error("bad_setting", setting=".".join(map(str, problem["loc"])), problem=problem["msg"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Sequence
 
@@ -67,6 +68,7 @@ class RpcServer:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
         await self.start()
+        gc.freeze()  # the model libraries' million objects stay for good: no collection need look at them again
         received = await signals.get()
         log = structlog.get_logger()
         log.info("draining", signal=signal.Signals(received).name, grace_seconds=self._grace_seconds)
