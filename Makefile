@@ -70,8 +70,8 @@ format: setup ## format the code, and mend what ruff can mend
 	$(BIN)/ruff format .
 
 .PHONY: test
-test: setup ## unit, contract, integration and short end-to-end tests
-	$(BIN)/pytest
+test: setup ## unit, contract, integration and short end-to-end tests, in two processes of one thread each
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: prove
 prove: setup ## the long proofs: exactness on real prompts, whole distributions

@@ -17,13 +17,28 @@ pytestmark = [pytest.mark.prove, pytest.mark.bundled]
 NUM_PROMPTS, NUM_TOKENS, STREAMS = 80, 128, 8
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+# The reference engine, the default engine when nothing is rounded, and as it comes: fast, weights and activations in
+# 8 bits, and still equal to the bit however its tokens are split.
+TARGETS = {
+    "torch, float32": {"TANDEM_TARGET_ENGINE": "torch"},
+    "openvino, float32": {},
+    "openvino, as it comes": {"TANDEM_TARGET_DTYPE": "auto"},
+}
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The draft is the target's own first 20 layers, rounded: often right, often wrong."""
     with Stack(
         folder=tmp_path_factory.mktemp("prove"),
         target_model="bundled",
         draft_model="bundled",
-        settings={"TANDEM_DRAFT_DTYPE": "bfloat16", "TANDEM_GATEWAY_DRAFT_TIMEOUT_SECONDS": "30"},
+        settings={
+            "TANDEM_DRAFT_DTYPE": "bfloat16",
+            "TANDEM_DRAFT_NUM_LAYERS": "20",
+            "TANDEM_GATEWAY_DRAFT_TIMEOUT_SECONDS": "30",
+            **TARGETS[request.param],
+        },
     ) as running:
         yield running
 
