@@ -14,6 +14,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 PIP_INSTALL_ARGS ?=
 BENCH_ARGS ?=
+GPU_CHECK_ARGS ?=
 COMPOSE ?= docker compose
 BUF := npx --yes @bufbuild/buf@1.75.0
 
@@ -54,6 +55,10 @@ bench: setup ## measure what speculation gains on this machine, with the bundled
 bench-peers: setup ## the same prompts through llama.cpp, OpenVINO GenAI, transformers, vLLM; BENCH_PEERS_ARGS= adds options
 	PIP_INSTALL_ARGS='$(PIP_INSTALL_ARGS)' $(BIN)/python -m benchmarks.peers.environments
 	$(BIN)/python -m benchmarks.peers $(BENCH_PEERS_ARGS)
+
+.PHONY: gpu-check
+gpu-check: setup ## what the Torch engine does on this machine's GPU, checked and timed; GPU_CHECK_ARGS= adds options
+	$(BIN)/python -m benchmarks.gpu_check $(GPU_CHECK_ARGS)
 
 # --- checks and tests --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import sys
 
 import structlog
 
+from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.servicer import DraftServicer
@@ -25,7 +26,8 @@ async def serve() -> None:
     log = structlog.get_logger()
     metrics = ServiceMetrics()
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
-    drafters: dict[str, Drafter] = {"ngram": NgramDrafter(min_ngram=settings.min_ngram, max_ngram=settings.max_ngram)}
+    ngram = NgramDrafter(min_ngram=settings.min_ngram, tokens_per_match=settings.tokens_per_match)
+    drafters: dict[str, Drafter] = {"ngram": ngram}
     engine = None
     if settings.model:
         # Imported here: without a model nothing needs torch, and the service starts in half a second, in 70 MB.
@@ -43,13 +45,15 @@ async def serve() -> None:
             num_layers=settings.num_layers,
             progress=lambda message: log.info("preparing", step=message),
         )
-        drafters["model"] = ModelDrafter(engine.worker, law_size=settings.law_size)
-    metrics.describe(None if engine is None else engine.info, threads=settings.threads)
+        model = ModelDrafter(engine.worker, law_size=settings.law_size)
+        drafters["model" if settings.num_layers is None else "layer_skip"] = model
+        drafters["auto"] = AutoDrafter(ngram=ngram, model=model, min_match=settings.auto_match)
+    metrics.describe(None if engine is None else engine.info, threads=settings.threads, drafters=tuple(drafters))
     try:
         info = DraftInfo(
             model=None if engine is None else engine.info,
             drafters=tuple(drafters),
-            default_drafter="ngram" if engine is None else "model",
+            default_drafter="ngram" if engine is None else "auto",
             max_draft_tokens=settings.max_draft_tokens,
             max_sessions=settings.max_sessions,
         )

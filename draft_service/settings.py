@@ -19,5 +19,10 @@ class DraftSettings(RpcServerSettings, EngineSettings):
     num_layers: int | None = Field(None, ge=1, description="keep only the model's first layers")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="most tokens drafted in a round")
     law_size: int = Field(50, ge=1, le=8192, description="tokens in the law that a sampled draft is drawn from")
-    min_ngram: int = Field(2, ge=1, le=16, description="shortest suffix that the n-gram drafter matches")
-    max_ngram: int = Field(16, ge=1, le=64, description="longest suffix that the n-gram drafter matches")
+    min_ngram: int = Field(1, ge=1, le=64, description="shortest repeated suffix that the n-gram drafter continues")
+    tokens_per_match: int = Field(
+        2, ge=1, le=64, description="tokens that the n-gram drafter drafts for each token of the repeated suffix"
+    )
+    auto_match: int = Field(
+        4, ge=1, le=64, description="shortest repeated suffix that `auto` leaves to the n-gram drafter, not the model"
+    )

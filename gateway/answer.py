@@ -150,6 +150,7 @@ class SpeculationTally:
         self.drafted = 0
         self.accepted = 0
         self.accepted_per_position = [0] * num_draft_tokens
+        self._longest_draft = 0
         self.draft_seconds = 0.0
         self.verify_seconds = 0.0
         self.network_seconds = 0.0
@@ -159,6 +160,7 @@ class SpeculationTally:
         self.rounds += 1
         self.draftless_rounds += outcome.num_drafted == 0
         self.drafted += outcome.num_drafted
+        self._longest_draft = max(self._longest_draft, outcome.num_drafted)
         self.accepted += outcome.num_accepted
         for position in range(min(outcome.num_accepted, len(self.accepted_per_position))):
             self.accepted_per_position[position] += 1
@@ -182,7 +184,7 @@ class SpeculationTally:
             "accepted": self.accepted,
             "acceptance_rate": self.accepted / self.drafted if self.drafted else None,
             "acceptance_length": self.acceptance_length,
-            "accepted_per_position": self.accepted_per_position,
+            "accepted_per_position": self.accepted_per_position[: self._longest_draft],
             "draftless_rounds": self.draftless_rounds,
             "prepared_hits": 0,  # the draft service does not report them yet
             "seed": seed,

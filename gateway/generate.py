@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from gateway.admission import Admission
 from gateway.answer import Answer, Delta
+from gateway.draft_length import DraftLengths
 from gateway.jobs import Choice, Job
 from gateway.metrics import GatewayMetrics, Outcome
 from gateway.served import Backends
@@ -36,6 +37,7 @@ class Generation:
         self._backends = backends
         self._metrics = metrics
         self._admission = admission
+        self._lengths = DraftLengths(most=settings.max_num_draft_tokens)
 
     async def run(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
         """What the answers grow by, each delta with its answer's number. Raises TandemError.
@@ -75,6 +77,7 @@ class Generation:
                 choice.start,
                 max_length=choice.start.prompt_length + choice.rules.max_tokens,
                 plan=job.plan,
+                length=self._lengths.start(job.plan),
                 target=self._backends.target,
                 drafts=self._backends.drafts,
             )

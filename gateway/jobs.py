@@ -227,7 +227,8 @@ class JobMaker:
         if not wish.enabled:
             return SpeculationPlan(num_draft_tokens=0)
         most = self._settings.max_num_draft_tokens
-        wanted = self._settings.num_draft_tokens if wish.num_draft_tokens == "auto" else wish.num_draft_tokens
+        asked = self._settings.num_draft_tokens if wish.num_draft_tokens == "auto" else wish.num_draft_tokens
+        wanted = most if asked == "auto" else asked
         if wanted > most:
             raise InvalidRequest(
                 f"speculation.num_draft_tokens must be at most {most}, got {wanted}",
@@ -235,13 +236,18 @@ class JobMaker:
             )
         info = self._backends.draft_info
         if info is not None:
-            if wish.drafter not in ("auto", *info.drafters):
+            names = dict.fromkeys(("auto", *info.drafters))  # a service with a model has one of that name
+            if wish.drafter not in names:
                 raise InvalidRequest(
-                    f"speculation.drafter must be auto or one of {', '.join(info.drafters)}",
+                    f"speculation.drafter must be one of {', '.join(names)}",
                     param="speculation.drafter",
                 )
             wanted = min(wanted, info.max_draft_tokens)
-        return SpeculationPlan(num_draft_tokens=wanted, drafter="" if wish.drafter == "auto" else wish.drafter)
+        return SpeculationPlan(
+            num_draft_tokens=wanted,
+            drafter="" if wish.drafter == "auto" else wish.drafter,
+            automatic=asked == "auto",
+        )
 
 
 def _verification(body: GenerationBody) -> Verification:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -33,7 +33,9 @@ class Settings(BaseSettings):
     draft_timeout_seconds: float = Field(1.0, gt=0.0, description="for a draft; the round then goes on without one")
     draft_retry_seconds: float = Field(5.0, gt=0.0, description="how long a session does without a faulty draft")
 
-    num_draft_tokens: int = Field(5, ge=1, description='draft tokens per round where a request says nothing or "auto"')
+    num_draft_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description='draft tokens per round where a request says nothing or "auto"; auto: as many as pay'
+    )
     max_num_draft_tokens: int = Field(16, ge=1, le=64, description="the most draft tokens a request may ask for")
 
     max_body_bytes: int = Field(4 << 20, ge=1, description="a larger request body is refused (413) before it is parsed")
@@ -76,7 +78,7 @@ class Settings(BaseSettings):
     def _check_together(self) -> Self:
         if not self.target_addresses:
             raise ValueError("target_addresses must name at least one target service")
-        if self.num_draft_tokens > self.max_num_draft_tokens:
+        if self.num_draft_tokens != "auto" and self.num_draft_tokens > self.max_num_draft_tokens:
             raise ValueError(
                 f"num_draft_tokens ({self.num_draft_tokens}) must not exceed "
                 f"max_num_draft_tokens ({self.max_num_draft_tokens})"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from gateway.backends import Drafts, DraftSession, Proposal, Target
 from tandem.types import (
@@ -34,10 +35,14 @@ from tandem.types import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """How to speculate for one request: at most `num_draft_tokens` a round (0: plain decoding), by `drafter`."""
+    """How to speculate for one request: `num_draft_tokens` a round (0: plain decoding), by `drafter`.
+
+    `automatic`: that many at most, as many as pay.
+    """
 
     num_draft_tokens: int
     drafter: str = ""
+    automatic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +63,18 @@ class Round:
     num_bytes: int = 0  # of draft messages on the wire, both hops
 
 
+class DraftLength(Protocol):
+    """How many tokens to draft, round by round (gateway/draft_length.py)."""
+
+    def next(self) -> int:
+        """For the round to come; 0: none."""
+
+    def learn(self, outcome: Round) -> None:
+        """A round is over."""
+
+
 async def speculate(
-    start: SessionStart, *, max_length: int, plan: SpeculationPlan, target: Target, drafts: Drafts
+    start: SessionStart, *, max_length: int, plan: SpeculationPlan, length: DraftLength, target: Target, drafts: Drafts
 ) -> AsyncGenerator[Round]:
     """Yield rounds that together continue `start`, until the text is `max_length` tokens long or the consumer closes.
 
@@ -78,11 +93,12 @@ async def speculate(
         while True:
             outcome = _round(proposal, verdict, verify_seconds=time.perf_counter() - began)
             token_ids.extend(outcome.token_ids)
+            length.learn(outcome)
             yield outcome
             remaining = max_length - len(token_ids)
             if remaining <= 0:
                 return
-            proposal = await _propose(proposer, token_ids, min(plan.num_draft_tokens, remaining - 1))
+            proposal = await _propose(proposer, token_ids, length.next(), most=remaining - 1)
             began = time.perf_counter()
             verdict = await verifier.verify(token_ids, proposal.draft)
     finally:
@@ -91,12 +107,17 @@ async def speculate(
             proposer.close()
 
 
-async def _propose(proposer: DraftSession | None, token_ids: list[int], num_draft_tokens: int) -> Proposal:
-    """At most `num_draft_tokens` guesses. The verify adds one token itself, so the caller leaves room for it."""
+async def _propose(
+    proposer: DraftSession | None, token_ids: list[int], num_draft_tokens: int, *, most: int
+) -> Proposal:
+    """At most `num_draft_tokens` guesses. The verify adds one token itself, for which `most` leaves room."""
     if proposer is None:
         return Proposal(NO_DRAFT, DraftlessReason.OFF)
     if num_draft_tokens == 0:
+        return Proposal(NO_DRAFT, DraftlessReason.UNPROFITABLE)
+    if most == 0:
         return Proposal(NO_DRAFT, DraftlessReason.LIMIT)
+    num_draft_tokens = min(num_draft_tokens, most)
     proposal = await proposer.propose(token_ids, num_draft_tokens)
     if len(proposal.draft.token_ids) > num_draft_tokens:  # it would overshoot the limit, or the target's context
         return replace(proposal, draft=NO_DRAFT, reason=DraftlessReason.MALFORMED)

@@ -8,7 +8,7 @@ Useful with them (PromQL):
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -55,9 +55,11 @@ class ServiceMetrics:
         self._step_tokens.observe(num_tokens)
         self._step_sequences.observe(num_sequences)
 
-    def describe(self, model: ModelInfo | None, *, threads: int) -> None:
+    def describe(self, model: ModelInfo | None, *, threads: int, drafters: Sequence[str] = ()) -> None:
         """What runs here, as the labels of `tandem_build_info`. Once, when it is known."""
         labels = {"version": __version__, "threads": str(threads)}
+        if drafters:
+            labels["drafters"] = ",".join(drafters)
         if model is not None:
             labels |= {
                 "model": model.model_id,

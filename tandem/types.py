@@ -33,6 +33,7 @@ class DraftlessReason(enum.Enum):
 
     OFF = "off"  # the request switched speculation off, or asked for zero draft tokens
     FIRST = "first"  # the prefill's own token, drawn while the draft still prefills
+    UNPROFITABLE = "unprofitable"  # by what is measured, plain decoding is as fast
     LIMIT = "limit"  # one token is left to max_tokens or the context's end
     EMPTY = "empty"  # the drafter had no guess
     DOWN = "down"  # no draft service reachable
@@ -158,10 +159,16 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTimes:
-    """Where a service spent its part of a round."""
+    """Where a service spent its part of a round.
+
+    `round_seconds[k]` is what a forward would take now if each of the `num_sequences` that shared the last one had k
+    drafted tokens; empty where that is not known.
+    """
 
     queue_seconds: float = 0.0
     forward_seconds: float = 0.0
+    num_sequences: int = 1
+    round_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

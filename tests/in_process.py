@@ -15,6 +15,7 @@ import torch
 
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession
 from gateway.backends import Proposal
+from gateway.draft_length import FixedLength
 from gateway.peer_text import Change, PeerText
 from gateway.speculate import Round, SpeculationPlan, speculate
 from tandem.engine.runner import ModelRunner, RaggedBatch
@@ -210,6 +211,7 @@ async def rounds_of(
         start,
         max_length=len(start.token_ids) + num_tokens,
         plan=plan,
+        length=FixedLength(k),
         target=target,
         drafts=drafts or InProcessDrafts({}),
     )

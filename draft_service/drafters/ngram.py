@@ -2,89 +2,89 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from draft_service.drafters.base import Drafted
+from draft_service.suffix_automaton import SuffixAutomaton
 from tandem.errors import OutOfStep
 from tandem.types import NO_DRAFT, Draft, SessionStart
 
-# Earlier occurrences compared for the longest match: bounds a round to tens of microseconds on any text.
-_MAX_CANDIDATES = 32
-
 
 class NgramDrafter:
-    """Continues the longest suffix, of `min_ngram` to `max_ngram` tokens, that occurred before (prompt lookup)."""
+    """Continues the longest suffix that occurred before, if it has `min_ngram` tokens or more (prompt lookup).
 
-    def __init__(self, *, min_ngram: int, max_ngram: int) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"need 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}")
+    A short match seldom holds for long, so a draft has at most `tokens_per_match` tokens for each token of the match.
+    It depends on the text alone, so its law is one-hot (docs/exactness.md).
+    """
+
+    def __init__(self, *, min_ngram: int, tokens_per_match: int) -> None:
+        if min_ngram < 1 or tokens_per_match < 1:
+            raise ValueError(
+                f"min_ngram and tokens_per_match must be at least 1, got {min_ngram} and {tokens_per_match}"
+            )
         self._min_ngram = min_ngram
-        self._max_ngram = max_ngram
+        self._tokens_per_match = tokens_per_match
 
     def open(self, start: SessionStart) -> NgramSession:
-        return NgramSession(start.token_ids, min_ngram=self._min_ngram, max_ngram=self._max_ngram)
+        return NgramSession(start.token_ids, min_ngram=self._min_ngram, tokens_per_match=self._tokens_per_match)
 
 
 class NgramSession:
-    """Indexes where each `min_ngram` of the committed tokens ended; guesses are not indexed until they stand."""
+    """A text, and guesses behind it, which are not indexed until they stand.
 
-    def __init__(self, token_ids: Sequence[int], *, min_ngram: int, max_ngram: int) -> None:
+    `propose` is `advance`, `guess` of `continuation`; the `auto` drafter takes these steps itself.
+    """
+
+    def __init__(self, token_ids: Sequence[int], *, min_ngram: int, tokens_per_match: int) -> None:
         self._min_ngram = min_ngram
-        self._max_ngram = max_ngram
-        self._tokens: list[int] = []
+        self._tokens_per_match = tokens_per_match
+        self._text = SuffixAutomaton(token_ids)
         self._guessed: tuple[int, ...] = ()
-        self._ends: dict[tuple[int, ...], deque[int]] = {}
-        self._append(token_ids)
 
     @property
     def length(self) -> int:
-        return len(self._tokens) + len(self._guessed)
+        return len(self._text.tokens) + len(self._guessed)
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The text without guesses."""
+        return self._text.tokens
+
+    @property
+    def match_length(self) -> int:
+        """Tokens of the text's end that occurred before."""
+        return self._text.match.length
 
     async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
-        self._advance(keep_length, new_tokens)
-        self._guessed = self._continuation(num_draft_tokens)
-        return Drafted(Draft(self._guessed) if self._guessed else NO_DRAFT)
+        self.advance(keep_length, new_tokens)
+        draft = self.continuation(num_draft_tokens)
+        self.guess(draft.token_ids)
+        return Drafted(draft)
 
     def close(self) -> None:
-        self._ends.clear()
+        self._text = SuffixAutomaton()
+        self._guessed = ()
 
-    def _advance(self, keep_length: int, new_tokens: Sequence[int]) -> None:
+    def advance(self, keep_length: int, new_tokens: Sequence[int]) -> None:
+        """Keep `keep_length` tokens, append `new_tokens`. Raises OutOfStep, with nothing changed."""
         if keep_length > self.length:
             raise OutOfStep(f"the session holds {self.length} tokens, the message wants to keep {keep_length}")
-        stand = self._guessed[: max(0, keep_length - len(self._tokens))]
+        stand = self._guessed[: max(0, keep_length - len(self._text.tokens))]
         self._guessed = ()
-        if keep_length < len(self._tokens):  # not part of the normal course: only a repeated message does this
-            kept = self._tokens[:keep_length]
-            self._tokens = []
-            self._ends.clear()
-            self._append(kept)
-        self._append(stand)
-        self._append(new_tokens)
+        self._text.truncate(keep_length)
+        self._text.extend(stand)
+        self._text.extend(new_tokens)
 
-    def _append(self, token_ids: Sequence[int]) -> None:
-        for token_id in token_ids:
-            self._tokens.append(token_id)
-            if len(self._tokens) >= self._min_ngram:
-                key = tuple(self._tokens[-self._min_ngram :])
-                self._ends.setdefault(key, deque(maxlen=_MAX_CANDIDATES)).append(len(self._tokens))
-
-    def _continuation(self, num_tokens: int) -> tuple[int, ...]:
-        """What followed the longest match of the text's end; of equally long ones, the latest."""
-        tokens, total = self._tokens, len(self._tokens)
-        best_end, best_size = 0, 0
-        for end in reversed(self._ends.get(tuple(tokens[-self._min_ngram :]), ())):
-            if end == total:
-                continue  # the suffix itself
-            size = self._min_ngram
-            while size < self._max_ngram and size < end and tokens[end - size - 1] == tokens[total - size - 1]:
-                size += 1
-            if size > best_size:
-                best_end, best_size = end, size
-            if size == self._max_ngram:
-                break
-        if not best_size:
-            return ()
+    def continuation(self, num_tokens: int) -> Draft:
+        """What followed the match, at most `num_tokens` of it; nothing where the match is too short."""
+        match, tokens = self._text.match, self._text.tokens
+        if match.length < self._min_ngram:
+            return NO_DRAFT
         # A match that overlaps the end goes on periodically, as the text did.
-        period = total - best_end
-        return tuple(tokens[best_end + i % period] for i in range(num_tokens))
+        period = len(tokens) - match.end
+        count = min(num_tokens, match.length * self._tokens_per_match)
+        return Draft(tuple(tokens[match.end + i % period] for i in range(count)))
+
+    def guess(self, token_ids: Sequence[int]) -> None:
+        """The client was told `token_ids`; the next `advance` decides which of them stand."""
+        self._guessed = tuple(token_ids)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from tandem.engine.runner import ModelRunner
+from tandem.engine.cuda_graphs import CudaGraphs
+from tandem.engine.runner import ModelRunner, RaggedBatch
+from tandem.engine.step_times import StepTimes, measure
 from tandem.engine.torch_runner import TorchRunner, kv_bytes_per_token
 from tandem.engine.worker import Worker
 from tandem.errors import InvalidRequest
@@ -64,8 +67,14 @@ def start_engine(
     files = _locate(source, progress)
     started = _start_runner(files, settings, num_layers, progress)
     runner = started.runner
+    progress("measuring how long a forward takes")
     worker = Worker(
-        runner, name=name, max_step_tokens=settings.max_step_tokens, max_programs=max_programs, observer=metrics
+        runner,
+        name=name,
+        max_step_tokens=settings.max_step_tokens,
+        max_programs=max_programs,
+        observer=metrics,
+        step_times=StepTimes(measure(lambda size: _run_once(runner, size), most_tokens=runner.context_length)),
     )
     metrics.watch_engine(
         blocks_held=lambda: worker.pool.num_held,
@@ -90,6 +99,23 @@ def start_engine(
         end_token_ids=tuple(sorted(i for i in ends if 0 <= i < runner.vocab_size)),
         tokenizer_files=tokenizer_files(files.folder),
     )
+
+
+def _run_once(runner: ModelRunner, num_tokens: int) -> None:
+    """One forward of a text of so many tokens, in the first blocks, before anybody uses them."""
+    blocks = np.arange(-(-num_tokens // runner.block_size), dtype=np.int32)
+    batch = RaggedBatch(
+        token_ids=np.zeros(num_tokens, dtype=np.int32),
+        position_ids=np.arange(num_tokens, dtype=np.int32),
+        past_lens=np.zeros(1, dtype=np.int32),
+        sequence_starts=np.array([0, num_tokens], dtype=np.int32),
+        decode_starts=np.zeros(1, dtype=np.int32),
+        block_table=blocks,
+        block_starts=np.array([0, len(blocks)], dtype=np.int32),
+        logits_rows=np.arange(num_tokens, dtype=np.int32),
+    )
+    # The maximum is looked at so that a device's work is done, not only begun.
+    runner.forward(batch).amax().item()
 
 
 def prepare_model(source: str, progress: Progress) -> None:
@@ -156,7 +182,10 @@ def _start_torch(files: ModelFiles, settings: EngineSettings, num_layers: int | 
     num_blocks = settings.kv_cache_bytes // bytes_per_block
     if num_blocks < 2:
         raise InvalidRequest(f"kv_cache_bytes must hold at least two blocks of {bytes_per_block} bytes")
-    runner = TorchRunner(loaded.model, vocab_size=loaded.vocab_size, block_size=block_size, num_blocks=num_blocks)
+    graphs = CudaGraphs(loaded.device) if settings.cuda_graphs and loaded.device.type == "cuda" else None
+    runner = TorchRunner(
+        loaded.model, vocab_size=loaded.vocab_size, block_size=block_size, num_blocks=num_blocks, capture=graphs
+    )
     return _Started(
         runner=runner,
         engine="torch",

@@ -178,7 +178,7 @@ def check_against_reference(model: PreTrainedModel, runner: ModelRunner, referen
             logits_rows=positions - start,
         )
         try:
-            chunks.append(runner.forward(batch))
+            chunks.append(runner.forward(batch).clone())  # the next may reuse its memory
         except Exception as error:  # as in inspect
             raise _refuse(model, str(error)) from error
     paged = torch.cat(chunks)

@@ -11,7 +11,7 @@ heads for each of these, D head size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,66 +22,34 @@ from tandem.engine.runner import Int32Array, RaggedBatch
 
 _SHORT_QUERIES = 32  # up to here (verify blocks, single tokens) sequences attend together, above one by one
 
-_Int64Array = npt.NDArray[np.int64]
-_Rows = slice | torch.Tensor  # rows of a tensor: a view where they are consecutive, an index where not
+Int64Array = npt.NDArray[np.int64]
+Rows = slice | torch.Tensor  # rows of a tensor: a view where they are consecutive, an index where not
 
 
-def to_device(array: Int32Array | _Int64Array, device: torch.device) -> torch.Tensor:
+def to_device(array: Int32Array | Int64Array, device: torch.device) -> torch.Tensor:
     """Indices for torch, which wants 64 bits."""
     return torch.from_numpy(array.astype(np.int64)).to(device, non_blocking=True)
 
 
-class _Group:
+class AttentionGroup:
     """Sequences that attend in one call: B sequences, n queries each, L keys each; shorter ones are padded."""
 
-    def __init__(self, context: PagedContext, members: _Int64Array, window: int | None) -> None:
-        starts, lengths, past = context.starts[members], context.lengths[members], context.past[members]
-        # The oldest position that any of a sequence's queries sees; older keys are not even gathered.
-        first = np.zeros_like(past) if window is None else np.maximum(past - window + 1, 0)
-        num_keys = past + lengths - first
-        self.num_sequences = len(members)
-        self.num_queries = n = int(lengths.max())
-        self.num_keys = int(num_keys.max())
-        self.slots = context.slots_of_keys(members, first, num_keys)
-        # Packed rows of the queries [B * n]; padding repeats a sequence's last query, and `kept` drops its result.
-        self.kept: torch.Tensor | None = None
-        if (lengths == n).all() and (np.diff(members) == 1).all():
-            self.rows: _Rows = slice(int(starts[0]), int(starts[-1]) + n)
-            self.targets: _Rows = self.rows
-        else:
-            steps = np.arange(n)
-            rows = (starts[:, None] + np.minimum(steps, lengths[:, None] - 1)).reshape(-1)
-            kept = np.flatnonzero(steps < lengths[:, None])
-            self.rows, self.targets = to_device(rows, context.device), to_device(rows[kept], context.device)
-            if len(kept) < len(rows):
-                self.kept = to_device(kept, context.device)
-
-        self.short = n <= _SHORT_QUERIES
-        self.sees_all = n == 1 and bool((num_keys == self.num_keys).all())
-        # A prompt from its first token on: kernels know this pattern without a mask, and skip half of the work.
-        self.causal = not self.short and int(past[0]) == 0 and (window is None or n <= window)
-        self._first, self._past, self._window = first, past, window
-        self._device, self._dtype = context.device, context.dtype
-        self._biases: dict[int, torch.Tensor] = {}
+    num_sequences: int  # B
+    num_queries: int  # n
+    num_keys: int  # L
+    slots: Rows  # of the keys in the cache, B * L of them
+    rows: Rows  # packed rows of the queries, B * n of them; padding may be any row
+    kept: torch.Tensor | None  # which of the B * n results are not padding; None: all
+    targets: Rows  # packed rows of the results that are kept
+    short: bool  # few queries each
+    causal: bool  # one long sequence from its first token on
 
     def bias(self, repeats: int) -> torch.Tensor | None:
         """[B, 1, repeats * n, L], added to the scores: 0 where a query sees a key, -inf where not; None: sees all.
 
         Not boolean, since scaled_dot_product_attention would turn that into this one again in every layer.
         """
-        if self.sees_all:
-            return None
-        if repeats not in self._biases:
-            device = self._device
-            keys = torch.arange(self.num_keys, device=device) + to_device(self._first, device)[:, None, None]
-            queries = torch.arange(self.num_queries, device=device).repeat(repeats)[:, None]
-            queries = queries + to_device(self._past, device)[:, None, None]
-            hidden = keys > queries
-            if self._window is not None:
-                hidden |= keys <= queries - self._window
-            bias = torch.zeros(hidden.shape, dtype=self._dtype, device=device)
-            self._biases[repeats] = bias.masked_fill_(hidden, -torch.inf)[:, None]
-        return self._biases[repeats]
+        raise NotImplementedError
 
     def attend(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, scaling: float, softcap: float | None
@@ -119,6 +87,59 @@ class _Group:
         return rows.view(self.num_sequences, self.num_keys, *cache.shape[1:]).transpose(1, 2)
 
 
+class _Group(AttentionGroup):
+    """As many queries and keys as the longest of its sequences has."""
+
+    def __init__(self, context: PagedContext, members: Int64Array, window: int | None) -> None:
+        starts, lengths, past = context.starts[members], context.lengths[members], context.past[members]
+        # The oldest position that any of a sequence's queries sees; older keys are not even gathered.
+        first = np.zeros_like(past) if window is None else np.maximum(past - window + 1, 0)
+        num_keys = past + lengths - first
+        self.num_sequences = len(members)
+        self.num_queries = n = int(lengths.max())
+        self.num_keys = int(num_keys.max())
+        self.slots = context.slots_of_keys(members, first, num_keys)
+        # Packed rows of the queries [B * n]; padding repeats a sequence's last query, and `kept` drops its result.
+        self.kept = None
+        if (lengths == n).all() and (np.diff(members) == 1).all():
+            self.rows = self.targets = slice(int(starts[0]), int(starts[-1]) + n)
+        else:
+            steps = np.arange(n)
+            rows = (starts[:, None] + np.minimum(steps, lengths[:, None] - 1)).reshape(-1)
+            kept = np.flatnonzero(steps < lengths[:, None])
+            self.rows, self.targets = to_device(rows, context.device), to_device(rows[kept], context.device)
+            if len(kept) < len(rows):
+                self.kept = to_device(kept, context.device)
+
+        self.short = n <= _SHORT_QUERIES
+        self.sees_all = n == 1 and bool((num_keys == self.num_keys).all())
+        # A prompt from its first token on: kernels know this pattern without a mask, and skip half of the work.
+        self.causal = not self.short and int(past[0]) == 0 and (window is None or n <= window)
+        self._first, self._past, self._window = first, past, window
+        self._device, self._dtype = context.device, context.dtype
+        self._biases: dict[int, torch.Tensor] = {}
+
+    def bias(self, repeats: int) -> torch.Tensor | None:
+        if self.sees_all:
+            return None
+        if repeats not in self._biases:
+            device = self._device
+            keys = torch.arange(self.num_keys, device=device) + to_device(self._first, device)[:, None]
+            queries = torch.arange(self.num_queries, device=device).repeat(repeats)
+            queries = queries + to_device(self._past, device)[:, None]
+            self._biases[repeats] = causal_bias(queries, keys, self._window, self._dtype)
+        return self._biases[repeats]
+
+
+def causal_bias(queries: torch.Tensor, keys: torch.Tensor, window: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """[B, 1, q, L] from positions of queries [B, q] and keys [B, L]: -inf where a query does not see a key, else 0."""
+    queries, keys = queries[:, :, None], keys[:, None, :]
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+
 def _softcapped_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -136,8 +157,27 @@ def _softcapped_attention(
     return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(query.dtype), value)
 
 
-class PagedContext:
+class AttentionContext(Protocol):
     """What the attention function of every layer needs to know of one forward."""
+
+    @property
+    def keys(self) -> Sequence[torch.Tensor]:
+        """Per layer, the cached keys [slots, H, D]."""
+
+    @property
+    def values(self) -> Sequence[torch.Tensor]:
+        """Per layer, the cached values [slots, H, D]."""
+
+    @property
+    def new_slots(self) -> Rows:
+        """Where the keys and values of the T packed tokens go."""
+
+    def groups(self, window: int | None) -> Sequence[AttentionGroup]:
+        """All sequences, in groups; the same for all layers with the same window."""
+
+
+class PagedContext:
+    """The context of any batch whatever: groups as the batch's own lengths suggest."""
 
     def __init__(
         self, batch: RaggedBatch, block_size: int, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
@@ -156,12 +196,11 @@ class PagedContext:
         self._groups: dict[int | None, list[_Group]] = {}
 
     def groups(self, window: int | None) -> list[_Group]:
-        """All sequences, in groups; the same for all layers with the same window."""
         if window not in self._groups:
             self._groups[window] = [_Group(self, members, window) for members in self._members(window)]
         return self._groups[window]
 
-    def slots_of_keys(self, members: _Int64Array, first: _Int64Array, num_keys: _Int64Array) -> _Rows:
+    def slots_of_keys(self, members: Int64Array, first: Int64Array, num_keys: Int64Array) -> Rows:
         """Slots of the members' keys from position `first` on, `num_keys` of each, padded to the longest.
 
         Padding repeats a sequence's own last slot: what other sequences hold can then never touch it, not even a NaN.
@@ -169,7 +208,7 @@ class PagedContext:
         steps = np.minimum(np.arange(num_keys.max()), num_keys[:, None] - 1)
         return self._rows(self._slots(members[:, None], first[:, None] + steps).reshape(-1))
 
-    def _members(self, window: int | None) -> list[_Int64Array]:
+    def _members(self, window: int | None) -> list[Int64Array]:
         """Which sequences attend together: those with few queries and about as many keys, so that padding is small."""
         num_keys = self.past if window is None else np.minimum(self.past, window)
         short = np.flatnonzero(self.lengths <= _SHORT_QUERIES)
@@ -181,11 +220,11 @@ class PagedContext:
             short = short[size:]
         return groups
 
-    def _slots(self, sequences: _Int64Array, positions: _Int64Array) -> _Int64Array:
-        blocks: _Int64Array = self._blocks[self._block_starts[sequences] + positions // self._block_size]
+    def _slots(self, sequences: Int64Array, positions: Int64Array) -> Int64Array:
+        blocks: Int64Array = self._blocks[self._block_starts[sequences] + positions // self._block_size]
         return blocks * self._block_size + positions % self._block_size
 
-    def _rows(self, slots: _Int64Array) -> _Rows:
+    def _rows(self, slots: Int64Array) -> Rows:
         if (np.diff(slots) == 1).all():
             return slice(int(slots[0]), int(slots[-1]) + 1)
         return to_device(slots, self.device)
@@ -205,7 +244,7 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    tandem_context: PagedContext | None = None,
+    tandem_context: AttentionContext | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store `key` and `value` [1, H, T, D], attend with `query` [1, H * G, T, D]; returns [1, T, H * G, D]."""

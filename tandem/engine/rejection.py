@@ -14,10 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tandem.engine import device_rejection
 from tandem.engine.draft_law import SparseLaw
 from tandem.engine.outcome import Outcome, origin_of
 from tandem.engine.randomness import Purpose, uniform
-from tandem.engine.sampling import draw, lazy_laws, likeliest
+from tandem.engine.sampling import draw, law, lazy_laws, likeliest, on_host
 from tandem.types import SamplingParams
 
 
@@ -54,12 +55,29 @@ def verify(
         choices = likeliest(logits)
         num_accepted = _first_difference(drafted, choices)
         return Outcome(num_accepted, choices[num_accepted], origin_of(num_accepted, len(drafted)))
+    if not on_host(logits):
+        return _verify_on_device(law(logits, params), drafted, laws, seed=seed, position=position)
     target_probs = lazy_laws(logits, params)
     num_accepted = _num_accepted(target_probs, drafted, laws, seed=seed, position=position)
     weights = target_probs(num_accepted)
     if num_accepted < len(drafted):
         weights = _residual(weights, drafted[num_accepted], None if laws is None else laws[num_accepted])
     token_id = draw(weights, uniform(seed, position + num_accepted, Purpose.TARGET))
+    return Outcome(num_accepted, token_id, origin_of(num_accepted, len(drafted)))
+
+
+def _verify_on_device(
+    target_probs: torch.Tensor, drafted: Sequence[int], laws: Sequence[SparseLaw] | None, *, seed: int, position: int
+) -> Outcome:
+    """The same rule with the same numbers, in one go."""
+    positions = range(position, position + len(drafted) + 1)
+    num_accepted, token_id = device_rejection.accept(
+        target_probs,
+        drafted,
+        laws,
+        accept_uniforms=[uniform(seed, at, Purpose.ACCEPT) for at in positions[:-1]],
+        target_uniforms=[uniform(seed, at, Purpose.TARGET) for at in positions],
+    )
     return Outcome(num_accepted, token_id, origin_of(num_accepted, len(drafted)))
 
 

@@ -9,6 +9,9 @@ layers, experts) is the model's own code, run once over the packed tokens of all
    transformers hands down to the attention function of every layer.
 3. `paged_attention` writes the layer's new keys and values into the cache and attends, group by group.
 
+Given a `Capture`, batches of short sequences go through `static_decode.py` instead: the same model and attention
+function, in recorded steps of a few fixed shapes.
+
 Whether a model can be served like this is found out in the constructor (`model_check.py`).
 """
 
@@ -23,8 +26,9 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from tandem.engine import model_check
 from tandem.engine.model_check import LayerShape
-from tandem.engine.paged_attention import PagedContext, paged_attention, to_device
+from tandem.engine.paged_attention import AttentionContext, PagedContext, paged_attention, to_device
 from tandem.engine.runner import RaggedBatch
+from tandem.engine.static_decode import Capture, StaticDecoder
 from tandem.models.facts import context_length
 
 _PAGED = "tandem_paged"  # the name of our attention function inside transformers
@@ -53,9 +57,20 @@ class TorchRunner:
     Works on the device and in the dtype of the model's weights. Raises InvalidRequest where the model has what paged
     attention does not do: recurrent or convolutional layers, encoders, attention sinks, position biases, chunked
     windows, attention code outside of transformers' attention interface.
+
+    With `capture`, batches that fit a bucket of static_decode.py run as steps that it records; the KV cache is then one
+    block larger than `num_blocks`.
     """
 
-    def __init__(self, model: PreTrainedModel, *, vocab_size: int, block_size: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        vocab_size: int,
+        block_size: int,
+        num_blocks: int,
+        capture: Capture | None = None,
+    ) -> None:
         if block_size < 1 or num_blocks < 1:
             raise ValueError(f"need at least one block of one token, got {num_blocks} blocks of {block_size}")
         self._model = model.eval()
@@ -74,7 +89,18 @@ class TorchRunner:
         try:
             shapes = model_check.inspect(model)
             self._context_length = min(context_length(model.config), num_blocks * block_size)
-            self._storages, self._keys, self._values = _allocate(shapes, num_blocks, block_size, model)
+            spare_blocks = 0 if capture is None else 1
+            self._storages, self._keys, self._values = _allocate(shapes, num_blocks + spare_blocks, block_size, model)
+            self._static: StaticDecoder | None = None
+            if capture is not None:
+                self._static = StaticDecoder(
+                    self._compute,
+                    self._keys,
+                    self._values,
+                    block_size=block_size,
+                    spare_block=num_blocks,
+                    capture=capture,
+                )
             model.set_attn_implementation(own_attention)
             length = min(model_check.PROBE_TOKENS, self._context_length)
             reference = model_check.reference_logits(model, length)[:, :vocab_size]
@@ -109,13 +135,30 @@ class TorchRunner:
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Logits [R, vocab_size], float32, contiguous, on the model's device. See ModelRunner."""
-        context = PagedContext(batch, self._block_size, self._keys, self._values)
+        recorded = None if self._static is None else self._static.forward(batch)
+        if recorded is not None:
+            return recorded
+        return self._compute(
+            to_device(batch.token_ids, self._device)[None],
+            to_device(batch.position_ids, self._device)[None],
+            PagedContext(batch, self._block_size, self._keys, self._values),
+            to_device(batch.logits_rows, self._device),
+        )
+
+    def _compute(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: AttentionContext,
+        rows: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits [R, vocab_size] of packed tokens [1, T]; of all T where `rows` [R] is None."""
         # Any: PreTrainedModel declares no forward of its own.
         output: Any = self._model(
-            input_ids=to_device(batch.token_ids, self._device)[None],
-            position_ids=to_device(batch.position_ids, self._device)[None],
+            input_ids=token_ids,
+            position_ids=positions,
             use_cache=False,
-            logits_to_keep=to_device(batch.logits_rows, self._device),
+            logits_to_keep=0 if rows is None else rows,  # 0: transformers' word for all
             tandem_context=context,
         )
         logits: torch.Tensor = output.logits[0, :, : self._vocab_size]

@@ -30,10 +30,13 @@ import torch
 from tandem.engine.block_pool import BlockPool, PoolExhausted
 from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.session import Session
+from tandem.engine.step_times import StepTimes
 from tandem.errors import InternalError, Overloaded, TandemError, Unavailable
 from tandem.types import ServiceTimes
 
 T = TypeVar("T")
+
+_PRICED_DRAFTS = 8  # drafted tokens a sequence for which a step's time is foretold; the rest lies on a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class _Job:
     submitted: float
     feed: Feed | None = None  # None: not started
     forward_seconds: float = 0.0
+    num_sequences: int = 1  # of the last forward
+    round_seconds: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,14 @@ class Worker:
     """Runs programs on one thread that owns `runner`. `max_programs` bounds what may wait; more is Overloaded."""
 
     def __init__(
-        self, runner: ModelRunner, *, name: str, max_step_tokens: int, max_programs: int, observer: StepObserver
+        self,
+        runner: ModelRunner,
+        *,
+        name: str,
+        max_step_tokens: int,
+        max_programs: int,
+        observer: StepObserver,
+        step_times: StepTimes | None = None,
     ) -> None:
         if max_step_tokens < runner.block_size:
             raise ValueError(
@@ -95,6 +107,7 @@ class Worker:
         self._max_step_tokens = max_step_tokens
         self._max_programs = max_programs
         self._observer = observer
+        self._step_times = step_times
         self._inbox: queue.SimpleQueue[_Job | Callable[[], None] | None] = queue.SimpleQueue()
         self._num_programs = 0  # touched by the submitting thread and this one, under the lock
         self._lock = threading.Lock()
@@ -229,19 +242,24 @@ class Worker:
             # first in line may take all: a round as large as a step would never fit otherwise.
             left = self._runner.block_size if prefills and chunks and self._is_round(feed) else 0
             room, missing = budget - left, _missing(feed)
-            # A feed's last rows stay in one chunk, since their logits come from one forward. Others end at whole
-            # blocks, so that a prompt is computed in the same pieces however busy the model is.
-            cached = feed.session.cached
-            ends = min(cached + room, len(feed.session.tokens) - feed.num_rows)
-            num_tokens = (
-                missing if missing <= room else ends // self._runner.block_size * self._runner.block_size - cached
-            )
+            num_tokens = missing if missing <= room else self._part(feed, room)
             if num_tokens < 1 or feed.session in planned:
                 continue
             planned[feed.session] = None
             chunks.append(_Chunk(job, feed, num_tokens, completes=num_tokens == missing))
             budget -= num_tokens
         return chunks
+
+    def _part(self, feed: Feed, room: int) -> int:
+        """How many of a feed's tokens to compute now, of `room` that are too few for all of them; may be none.
+
+        The last rows stay together, since their logits come from one forward. Prompts are cut at whole blocks, so that
+        they are computed in the same pieces however busy the model is.
+        """
+        session, size = feed.session, self._runner.block_size
+        end = min(session.cached + room, len(session.tokens) - feed.num_rows)
+        whole = end // size * size
+        return (whole if session.cached < whole and end < session.decode_start else end) - session.cached
 
     def _is_round(self, feed: Feed) -> bool:
         """Whether little has to be computed beside the rows that are wanted: a verify, or a drafted token."""
@@ -255,6 +273,9 @@ class Worker:
         began = time.perf_counter()
         try:
             logits = self._runner.forward(batch)
+            # NaN counts as the largest; single -inf are allowed. One look at all rows, since on a GPU it waits for the
+            # forward: its time is known after that, and what has gone wrong in it.
+            finite: list[bool] = logits.amax(dim=-1).isfinite().tolist() if len(batch.logits_rows) else []
         except Exception as error:  # noqa: BLE001 - the model failed: these programs end, the service goes on
             for chunk in chunks:
                 chunk.feed.session.release()
@@ -262,19 +283,29 @@ class Worker:
             return
         seconds = time.perf_counter() - began
         self._observer.step(seconds=seconds, num_tokens=batch.num_tokens, num_sequences=batch.num_sequences)
+        round_seconds = self._learn(chunks, seconds)
         row = 0
         for chunk in chunks:
             session = chunk.feed.session
             session.computed(session.cached + chunk.num_tokens)
             chunk.job.forward_seconds += seconds
+            chunk.job.num_sequences, chunk.job.round_seconds = len(chunks), round_seconds
             if chunk.completes:
-                rows = logits[row : row + chunk.feed.num_rows]
-                row += chunk.feed.num_rows
-                if bool(rows.amax(dim=-1).isfinite().all()):  # NaN counts as the largest; single -inf are allowed
-                    self._resume(chunk.job, rows)
+                these = slice(row, row + chunk.feed.num_rows)
+                row = these.stop
+                if all(finite[these]):
+                    self._resume(chunk.job, logits[these])
                 else:  # half precision that overflowed: an argmax would answer as if all were well
                     session.release()
                     self._finish(chunk.job, error=InternalError("the model's logits are not finite numbers"))
+
+    def _learn(self, chunks: list[_Chunk], seconds: float) -> tuple[float, ...]:
+        """Take the step's time into account; what one with 0, 1, 2, ... drafted tokens a sequence would take."""
+        if self._step_times is None:
+            return ()
+        if all(chunk.num_tokens <= self._runner.block_size for chunk in chunks):  # prefills are another matter
+            self._step_times.observe(sum(chunk.num_tokens for chunk in chunks), seconds)
+        return tuple(self._step_times.seconds(len(chunks) * (1 + k)) for k in range(_PRICED_DRAFTS + 1))
 
     def _reserve(self, chunks: list[_Chunk]) -> list[_Chunk]:
         """Blocks for every chunk, taken from idle sessions or from the last chunks where the pool is dry."""
@@ -333,7 +364,12 @@ class Worker:
             job.future.set_exception(error)
             return
         queued = time.perf_counter() - job.submitted - job.forward_seconds
-        times = ServiceTimes(queue_seconds=max(0.0, queued), forward_seconds=job.forward_seconds)
+        times = ServiceTimes(
+            queue_seconds=max(0.0, queued),
+            forward_seconds=job.forward_seconds,
+            num_sequences=job.num_sequences,
+            round_seconds=job.round_seconds,
+        )
         job.future.set_result(Completed(value, times))
 
 

@@ -179,7 +179,18 @@ def verdict_to_pb(verdict: Verdict, *, length: int) -> target_pb2.VerifyResponse
         forward_seconds=verdict.times.forward_seconds,
         logprobs=_logprobs_to_pb(verdict.logprobs),
         prompt_logprobs=_logprobs_to_pb(verdict.prompt_logprobs),
+        num_sequences=verdict.times.num_sequences,
+        round_seconds=_pack_floats(verdict.times.round_seconds),
     )
+
+
+def _pack_floats(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def _unpack_floats(packed: bytes) -> tuple[float, ...]:
+    """Raises struct.error for a length that is no multiple of 4."""
+    return struct.unpack(f"<{len(packed) // 4}f", packed)
 
 
 def _logprobs_to_pb(logprobs: Sequence[TokenLogprob]) -> target_pb2.Logprobs | None:
@@ -187,17 +198,17 @@ def _logprobs_to_pb(logprobs: Sequence[TokenLogprob]) -> target_pb2.Logprobs | N
         return None
     top = [pair for token in logprobs for pair in token.top]
     return target_pb2.Logprobs(
-        token_logprobs=struct.pack(f"<{len(logprobs)}f", *(token.logprob for token in logprobs)),
+        token_logprobs=_pack_floats([token.logprob for token in logprobs]),
         num_top=len(logprobs[0].top),
         top_token_ids=pack_ids([token_id for token_id, _ in top]),
-        top_logprobs=struct.pack(f"<{len(top)}f", *(logprob for _, logprob in top)),
+        top_logprobs=_pack_floats([logprob for _, logprob in top]),
     )
 
 
 def _logprobs_from_pb(message: target_pb2.Logprobs) -> tuple[TokenLogprob, ...]:
-    own = struct.unpack(f"<{len(message.token_logprobs) // 4}f", message.token_logprobs)
+    own = _unpack_floats(message.token_logprobs)
     ids = unpack_ids(message.top_token_ids, field="top_token_ids")
-    values = struct.unpack(f"<{len(message.top_logprobs) // 4}f", message.top_logprobs)
+    values = _unpack_floats(message.top_logprobs)
     pairs = tuple(zip(ids, values, strict=True))
     n = message.num_top
     if len(pairs) != n * len(own):
@@ -215,7 +226,12 @@ def verdict_from_pb(message: target_pb2.VerifyResponse) -> Verdict:
             draft_error=message.draft_error or None,
             logprobs=_logprobs_from_pb(message.logprobs),
             prompt_logprobs=_logprobs_from_pb(message.prompt_logprobs),
-            times=ServiceTimes(queue_seconds=message.queue_seconds, forward_seconds=message.forward_seconds),
+            times=ServiceTimes(
+                queue_seconds=message.queue_seconds,
+                forward_seconds=message.forward_seconds,
+                num_sequences=max(1, message.num_sequences),
+                round_seconds=_unpack_floats(message.round_seconds),
+            ),
         )
     except (KeyError, ValueError, struct.error, InvalidRequest) as error:
         raise InternalError(f"the target's verdict makes no sense: {error!r}") from error

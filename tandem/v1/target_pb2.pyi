@@ -224,6 +224,8 @@ class VerifyResponse(_message.Message):
     FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
+    ROUND_SECONDS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """drafted tokens that stand, in order from the first"""
     token_id: _builtins.int
@@ -238,6 +240,10 @@ class VerifyResponse(_message.Message):
     """waiting for the model"""
     forward_seconds: _builtins.float
     """in the model"""
+    num_sequences: _builtins.int
+    """that shared this round's forward"""
+    round_seconds: _builtins.bytes
+    """Packed float32: seconds of a forward, expected now, if each of these had 0, 1, 2, ... drafted tokens."""
     @_builtins.property
     def logprobs(self) -> Global___Logprobs:
         """of the emitted tokens: the accepted ones, then token_id"""
@@ -258,10 +264,12 @@ class VerifyResponse(_message.Message):
         forward_seconds: _builtins.float = ...,
         logprobs: Global___Logprobs | None = ...,
         prompt_logprobs: Global___Logprobs | None = ...,
+        num_sequences: _builtins.int = ...,
+        round_seconds: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_error", b"draft_error", "forward_seconds", b"forward_seconds", "length", b"length", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "origin", b"origin", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_error", b"draft_error", "forward_seconds", b"forward_seconds", "length", b"length", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_sequences", b"num_sequences", "origin", b"origin", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "round_seconds", b"round_seconds", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ import pytest
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from gateway.backends import Drafts, Target
+from gateway.draft_length import FixedLength
 from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
 from gateway.speculate import SpeculationPlan, speculate
@@ -181,8 +182,10 @@ async def test_closing_frees_the_session_and_may_be_repeated(pair: Pair) -> None
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 8])
 async def test_the_loop_says_what_plain_decoding_says(pair: Pair, num_draft_tokens: int) -> None:
     emitted: list[int] = []
-    plan = SpeculationPlan(num_draft_tokens=num_draft_tokens)
-    async for outcome in speculate(_start(), max_length=63, plan=plan, target=pair.target, drafts=pair.drafts):
+    plan, length = SpeculationPlan(num_draft_tokens=num_draft_tokens), FixedLength(num_draft_tokens)
+    async for outcome in speculate(
+        _start(), max_length=63, plan=plan, length=length, target=pair.target, drafts=pair.drafts
+    ):
         emitted += outcome.token_ids
     assert emitted == list(pair.answer[:60])
     await _until(lambda: pair.num_target_sessions() == 0)

@@ -124,7 +124,7 @@ async def _sample(params: SamplingParams, *, drafter: str, k: int, rule: Rejecti
         worker = stack.enter_context(working_on(ToyRunner(TARGET, num_blocks=1024), max_step_tokens=256))
         target = InProcessTarget(Verifier(worker, rejection_rule=rule))
         drafters: dict[str, Drafter] = {
-            "ngram": NgramDrafter(min_ngram=1, max_ngram=3),
+            "ngram": NgramDrafter(min_ngram=1, tokens_per_match=2),
             "stubborn": FunctionDrafter(_own_text),
         }
         if drafter in MODELS:

@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 import target_service.verifier
+from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.ngram import NgramDrafter
@@ -123,13 +124,16 @@ def start_of(
 async def pair_of(
     target: ModelRunner, drafts: Mapping[str, ModelRunner], *, max_step_tokens: int = 64
 ) -> AsyncIterator[tuple[InProcessTarget, InProcessDrafts]]:
-    """A target, and a model drafter for each runner in `drafts` beside an n-gram drafter. Nothing may leak."""
+    """A target; a model drafter for each runner in `drafts`, an n-gram drafter, and one of both. Nothing may leak."""
     with ExitStack() as stack:
         workers = [stack.enter_context(working_on(target, max_step_tokens=max_step_tokens))]
-        drafters: dict[str, Drafter] = {"ngram": NgramDrafter(min_ngram=1, max_ngram=4)}
+        drafters: dict[str, Drafter] = {"ngram": NgramDrafter(min_ngram=1, tokens_per_match=2)}
         for name, runner in drafts.items():
             workers.append(stack.enter_context(working_on(runner, max_step_tokens=max_step_tokens)))
             drafters[name] = ModelDrafter(workers[-1], law_size=50)
+        if drafts:  # matches of two tokens are long in these texts
+            ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
+            drafters["auto"] = AutoDrafter(ngram=ngram, model=drafters[next(iter(drafts))], min_match=2)
         yield InProcessTarget(Verifier(workers[0])), InProcessDrafts(drafters, vocab_size=target.vocab_size)
         for worker in workers:
             await assert_nothing_held(worker)
@@ -213,7 +217,7 @@ _params = st.builds(
     min_tokens=st.integers(0, 30),
     end_token_ids=_ids,
 )
-_DRAFTERS = ["good", "bad", "ngram", *adversaries({}, vocab_size=TOY.vocab_size)]
+_DRAFTERS = ["good", "bad", "ngram", "auto", *adversaries({}, vocab_size=TOY.vocab_size)]
 _requests = st.tuples(
     _params,
     st.integers(0, 2**64 - 1),  # seed

@@ -72,7 +72,7 @@ def _answers(stack: Stack, **speculation: Any) -> tuple[list[list[int]], int, in
 def test_greedy_text_of_80_prompts_is_plain_decoding_s_with_either_drafter(stack: Stack) -> None:
     plain, drafted, _ = _answers(stack, enabled=False)
     assert drafted == 0
-    for drafter in ("ngram", "model"):
+    for drafter in ("ngram", "layer_skip", "auto"):
         ids, drafted, accepted = _answers(stack, drafter=drafter)
         print(f"\n{drafter}: {sum(map(len, ids))} tokens, accepted {accepted} of {drafted}: {accepted / drafted:.3f}")
         different = [i for i, (ours, theirs) in enumerate(zip(ids, plain, strict=True)) if ours != theirs]
@@ -98,7 +98,7 @@ def test_a_draft_equal_to_the_target_is_accepted_at_temperature_one(tmp_path: Pa
                     max_tokens=64,
                     ignore_eos=True,
                     seed=seed,
-                    speculation={"verification": "rejection"},
+                    speculation={"verification": "rejection", "drafter": "model"},
                 )["speculation"]
                 drafted += report["drafted"]
                 accepted += report["accepted"]

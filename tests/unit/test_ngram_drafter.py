@@ -1,4 +1,4 @@
-"""The n-gram drafter by example, then against a search that has no index."""
+"""The n-gram drafter by example, then against new sessions of the same text. Its index: test_suffix_automaton.py."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters.ngram import _MAX_CANDIDATES, NgramDrafter, NgramSession
+from draft_service.drafters.ngram import NgramDrafter, NgramSession
 from tandem.errors import OutOfStep
 from tandem.types import SamplingParams, SessionStart
 
 SEEDED = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
 
-def open_session(tokens: Sequence[int], *, min_ngram: int = 2, max_ngram: int = 4) -> NgramSession:
+def open_session(tokens: Sequence[int], *, min_ngram: int = 2, tokens_per_match: int = 64) -> NgramSession:
     start = SessionStart(token_ids=tuple(tokens), prompt_length=max(1, len(tokens)), sampling=SamplingParams(), seed=0)
-    return NgramDrafter(min_ngram=min_ngram, max_ngram=max_ngram).open(start)
+    return NgramDrafter(min_ngram=min_ngram, tokens_per_match=tokens_per_match).open(start)
 
 
 async def drafts(session: NgramSession, keep_length: int, new_tokens: Sequence[int], num_tokens: int) -> list[int]:
@@ -26,10 +26,10 @@ async def drafts(session: NgramSession, keep_length: int, new_tokens: Sequence[i
     return list(drafted.draft.token_ids)
 
 
-@pytest.mark.parametrize(("min_ngram", "max_ngram"), [(0, 3), (4, 3), (-1, -1)])
-def test_lengths_that_make_no_sense_are_refused(min_ngram: int, max_ngram: int) -> None:
+@pytest.mark.parametrize(("min_ngram", "tokens_per_match"), [(0, 3), (4, 0), (-1, -1)])
+def test_lengths_that_make_no_sense_are_refused(min_ngram: int, tokens_per_match: int) -> None:
     with pytest.raises(ValueError, match="min_ngram"):
-        NgramDrafter(min_ngram=min_ngram, max_ngram=max_ngram)
+        NgramDrafter(min_ngram=min_ngram, tokens_per_match=tokens_per_match)
 
 
 @pytest.mark.parametrize(
@@ -50,17 +50,24 @@ async def test_continuations_by_hand(tokens: list[int], expected: list[int]) -> 
     assert await drafts(open_session(tokens), len(tokens), (), 3) == expected
 
 
-async def test_a_match_longer_than_the_longest_counts_no_more() -> None:
-    """With max_ngram 2 the later match of 1, 2 wins, although the earlier one has three tokens in common."""
-    tokens = [5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2]
-    assert await drafts(open_session(tokens, max_ngram=2), len(tokens), (), 1) == [8]
-    assert await drafts(open_session(tokens, max_ngram=3), len(tokens), (), 1) == [7]
+async def test_a_draft_is_as_long_as_its_match_allows_and_as_was_asked_for() -> None:
+    for tokens_per_match, asked, expected in ((1, 8, 3), (2, 8, 6), (2, 5, 5), (4, 40, 12), (64, 40, 40), (2, 0, 0)):
+        session = open_session([1, 2, 3, 1, 2, 3], tokens_per_match=tokens_per_match)  # the match is 1, 2, 3
+        assert await drafts(session, 6, (), asked) == ([1, 2, 3] * 20)[:expected]
 
 
-async def test_as_many_tokens_come_as_were_asked_for() -> None:
-    for num_tokens in (1, 2, 7, 40):
-        assert await drafts(open_session([1, 2, 3, 1, 2, 3]), 6, (), num_tokens) == ([1, 2, 3] * 20)[:num_tokens]
-    assert await drafts(open_session([1, 2, 1, 2]), 4, (), 0) == []
+async def test_the_length_of_a_draft_follows_the_text() -> None:
+    """One token in common, then two, then a new one: two tokens a match give 2, 4, none."""
+    session = open_session([1, 2, 3, 4, 5, 9, 1], min_ngram=1, tokens_per_match=2)
+    assert await drafts(session, 7, (), 8) == [2, 3]
+    assert await drafts(session, 8, (), 8) == [3, 4, 5, 9]
+    assert await drafts(session, 8, (7,), 8) == []
+
+
+async def test_a_shorter_match_than_the_shortest_is_not_continued() -> None:
+    tokens = [1, 2, 3, 9, 2, 3]
+    assert await drafts(open_session(tokens, min_ngram=2), 6, (), 1) == [9]
+    assert await drafts(open_session(tokens, min_ngram=3), 6, (), 1) == []
 
 
 async def test_accepted_guesses_stand_and_rejected_ones_leave_no_trace() -> None:
@@ -90,38 +97,28 @@ async def test_keeping_more_than_there_is_is_out_of_step_and_changes_nothing() -
     assert await drafts(session, 5, (), 2) == [2, 1]
 
 
-async def test_a_long_text_of_one_token_is_answered_without_looking_at_all_of_it() -> None:
-    session = open_session([7] * 5_000, max_ngram=16)
-    assert max(len(ends) for ends in session._ends.values()) == _MAX_CANDIDATES
-    assert await drafts(session, 5_000, (), 4) == [7] * 4
+def by_search(tokens: Sequence[int], *, min_ngram: int, num_tokens: int) -> list[list[int]]:
+    """The definition: the longest suffix that occurred before, and what followed it at each of these places."""
+    for size in range(len(tokens) - 1, min_ngram - 1, -1):
+        ends = [end for end in range(size, len(tokens)) if tokens[end - size : end] == tokens[len(tokens) - size :]]
+        if ends:
+            return [_continued(tokens, end, min(num_tokens, 2 * size)) for end in ends]
+    return [[]]
 
 
-def by_search(tokens: Sequence[int], *, min_ngram: int, max_ngram: int, num_tokens: int) -> list[int]:
-    """The definition: try the longest suffix first, from the latest place on; then go on as from there."""
-    for size in range(min(max_ngram, len(tokens) - 1), min_ngram - 1, -1):
-        for end in range(len(tokens) - 1, size - 1, -1):
-            if tokens[end - size : end] == tokens[len(tokens) - size :]:
-                text = list(tokens)
-                for i in range(num_tokens):
-                    text.append(text[end + i])
-                return text[len(tokens) :]
-    return []
+def _continued(tokens: Sequence[int], end: int, count: int) -> list[int]:
+    text = list(tokens)
+    for i in range(count):
+        text.append(text[end + i])
+    return text[len(tokens) :]
 
 
 @SEEDED
-@given(
-    tokens=st.lists(st.integers(0, 2), max_size=30),
-    min_ngram=st.integers(1, 3),
-    more=st.integers(0, 4),
-    num_tokens=st.integers(1, 8),
-)
-async def test_the_index_finds_what_a_search_finds(
-    tokens: list[int], min_ngram: int, more: int, num_tokens: int
-) -> None:
-    """Up to 30 tokens there are fewer candidates than the bound, so that the two agree exactly."""
-    session = open_session(tokens, min_ngram=min_ngram, max_ngram=min_ngram + more)
-    expected = by_search(tokens, min_ngram=min_ngram, max_ngram=min_ngram + more, num_tokens=num_tokens)
-    assert await drafts(session, len(tokens), (), num_tokens) == expected
+@given(tokens=st.lists(st.integers(0, 2), max_size=30), min_ngram=st.integers(1, 3), num_tokens=st.integers(1, 8))
+async def test_the_drafter_continues_what_a_search_finds(tokens: list[int], min_ngram: int, num_tokens: int) -> None:
+    session = open_session(tokens, min_ngram=min_ngram, tokens_per_match=2)
+    expected = by_search(tokens, min_ngram=min_ngram, num_tokens=num_tokens)
+    assert await drafts(session, len(tokens), (), num_tokens) in expected
 
 
 @SEEDED

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from gateway.draft_length import FixedLength
 from gateway.speculate import Round, SpeculationPlan, speculate
 from tandem.errors import Unavailable
 from tandem.types import DraftlessReason, SamplingParams, SessionStart, TokenOrigin
@@ -22,7 +23,9 @@ async def rounds_of(
 ) -> list[Round]:
     plan = SpeculationPlan(num_draft_tokens=num_draft_tokens)
     max_length = len(START.token_ids) + num_tokens
-    stream = speculate(START, max_length=max_length, plan=plan, target=target, drafts=drafts)
+    stream = speculate(
+        START, max_length=max_length, plan=plan, length=FixedLength(plan.num_draft_tokens), target=target, drafts=drafts
+    )
     async with aclosing(stream) as rounds:
         return [outcome async for outcome in rounds]
 
@@ -105,7 +108,11 @@ async def test_both_sessions_are_closed_when_the_text_is_complete() -> None:
 async def test_j14_both_sessions_are_closed_when_the_consumer_stops() -> None:
     target, drafts = fakes(never)
     plan = SpeculationPlan(num_draft_tokens=3)
-    async with aclosing(speculate(START, max_length=50, plan=plan, target=target, drafts=drafts)) as rounds:
+    async with aclosing(
+        speculate(
+            START, max_length=50, plan=plan, length=FixedLength(plan.num_draft_tokens), target=target, drafts=drafts
+        )
+    ) as rounds:
         await anext(rounds)
         assert (target.num_open, drafts.num_open) == (1, 1)
     assert (target.num_open, drafts.num_open) == (0, 0)

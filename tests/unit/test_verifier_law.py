@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 
+from draft_service.drafters.auto import AutoDrafter, AutoSession
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.ngram import NgramDrafter
@@ -186,11 +187,37 @@ async def test_n_gram_drafts_follow_plain_decodings_law() -> None:
     """The same, with deterministic drafts found in the text itself."""
     begin = start((0, 1, 2, 0, 1, 3, 0, 2, 1, 2, 3, 0, 1), params=SamplingParams(temperature=1.2))
     with working(ToyRunner(TARGET)) as worker:
-        drafter = NgramDrafter(min_ngram=1, max_ngram=3)
+        drafter = NgramDrafter(min_ngram=1, tokens_per_match=2)
         counts, total = await write_many(begin, verifier=Verifier(worker), drafter=drafter, k=3)
         await assert_nothing_held(worker)
     assert misfit(counts, exact_law(begin)) > FALSE_ALARM
     assert 0 < total.accepted < total.drafted
+
+
+async def test_auto_drafts_follow_plain_decodings_law() -> None:
+    """The same, where n-grams and a model take turns within one text: in one round a law, in the next none."""
+    begin = start((0, 1, 2, 0, 1, 3, 0, 2, 1, 2, 3, 0, 1), params=SamplingParams(temperature=1.2))
+    used = {True: 0, False: 0}
+
+    class Watched(AutoSession):
+        async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
+            drafted = await super().propose(keep_length, new_tokens, num_draft_tokens)
+            used[drafted.draft.law is None] += 1
+            return drafted
+
+    class Watching(AutoDrafter):
+        def open(self, start: SessionStart) -> AutoSession:
+            return Watched(ngram.open(start), model.open(start), length=len(start.token_ids), min_match=2)
+
+    with working(ToyRunner(TARGET)) as target_worker, working(ToyRunner(DRAFT)) as draft_worker:
+        model = ModelDrafter(draft_worker, law_size=VOCAB)
+        ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
+        drafter = Watching(ngram=ngram, model=model, min_match=2)
+        counts, total = await write_many(begin, verifier=Verifier(target_worker), drafter=drafter, k=1)
+        await assert_nothing_held(target_worker, draft_worker)
+    assert misfit(counts, exact_law(begin)) > FALSE_ALARM
+    assert 0 < total.accepted < total.drafted
+    assert min(used.values()) > 100
 
 
 async def test_a_session_reopened_in_mid_answer_follows_the_same_law() -> None:

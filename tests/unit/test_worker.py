@@ -236,6 +236,16 @@ async def test_a_verify_that_was_evicted_does_not_starve_under_many_rounds() -> 
         assert torch.equal(verified.result().value, expected_rows(evicted.tokens, 9))
 
 
+@pytest.mark.parametrize("prompt_length", [1, 3, 18])
+@pytest.mark.parametrize("num_rows", [15, 16])
+async def test_rows_that_fill_a_step_wait_for_the_few_tokens_before_them(num_rows: int, prompt_length: int) -> None:
+    """These do not reach a whole block, and are computed all the same; else the rows would wait for ever."""
+    with working(ToyRunner(MODEL), max_step_tokens=16) as worker:
+        session = worker.new_session(prompt(18), prompt_length=prompt_length)
+        completed = await soon(worker.run(score(session, num_rows)))
+        assert torch.equal(completed.value, expected_rows(session.tokens, num_rows))
+
+
 @pytest.mark.parametrize("num_rows", [17, 100])
 async def test_a_feed_of_more_rows_than_a_step_holds_is_refused(num_rows: int) -> None:
     """It could never be planned: the caller would wait for ever, and the worker would turn round at full speed."""

@@ -1,0 +1,70 @@
+"""Drafts from the session's own text where that repeats itself, else from a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from draft_service.drafters.base import Drafted, Drafter, DrafterSession
+from draft_service.drafters.ngram import NgramDrafter, NgramSession
+from tandem.types import SessionStart
+
+
+class AutoDrafter:
+    """Round by round: a match of at least `min_match` tokens is continued, which costs nothing; else `model` drafts.
+
+    Which of the two drafts depends on the text so far alone, so each round is as exact as the one that drafts it.
+    """
+
+    def __init__(self, *, ngram: NgramDrafter, model: Drafter, min_match: int) -> None:
+        if min_match < 1:
+            raise ValueError(f"min_match must be at least 1, got {min_match}")
+        self._ngram = ngram
+        self._model = model
+        self._min_match = min_match
+
+    def open(self, start: SessionStart) -> AutoSession:
+        return AutoSession(
+            self._ngram.open(start), self._model.open(start), length=len(start.token_ids), min_match=self._min_match
+        )
+
+
+class AutoSession:
+    """The n-gram session has the text. The model's is told what it missed when its turn comes, and computes it then."""
+
+    def __init__(self, ngram: NgramSession, model: DrafterSession, *, length: int, min_match: int) -> None:
+        self._ngram = ngram
+        self._model = model
+        self._min_match = min_match
+        self._shared = length  # the model's session has the text's first so many tokens
+        self._model_guessed: tuple[int, ...] = ()  # and behind them its own last draft
+
+    @property
+    def length(self) -> int:
+        return self._ngram.length
+
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
+        self._ngram.advance(keep_length, new_tokens)
+        if keep_length < self._shared:  # only a repeated message: whatever was guessed behind it is void
+            self._shared, self._model_guessed = keep_length, ()
+        continuation = self._ngram.continuation(num_draft_tokens)
+        drafted = Drafted(continuation)
+        if self._ngram.match_length < self._min_match or not continuation.token_ids:
+            drafted = await self._ask_model(num_draft_tokens)
+            if not drafted.draft.token_ids:  # the model's context is at its end: a short match is better than nothing
+                drafted = replace(drafted, draft=continuation)
+        self._ngram.guess(drafted.draft.token_ids)
+        return drafted
+
+    def close(self) -> None:
+        self._ngram.close()
+        self._model.close()
+
+    async def _ask_model(self, num_draft_tokens: int) -> Drafted:
+        missed = tuple(self._ngram.tokens[self._shared :])
+        stand = 0
+        while stand < min(len(missed), len(self._model_guessed)) and missed[stand] == self._model_guessed[stand]:
+            stand += 1
+        drafted = await self._model.propose(self._shared + stand, missed[stand:], num_draft_tokens)
+        self._shared, self._model_guessed = len(self._ngram.tokens), drafted.draft.token_ids
+        return drafted

@@ -1,0 +1,208 @@
+"""How many tokens to draft (k): what the request says, or, under "auto", what pays by what has been measured.
+
+With s_j the probability that a round in which k >= j were asked for brings an accepted j-th drafted token, d_j that it
+brings a j-th drafted token at all (n-grams have no guess, or a short one), and t(n) the time of a target's forward with
+n drafted tokens at the present load (the target foretells it),
+
+    tokens of a round     E(k) = 1 + s_1 + ... + s_k              (Leviathan et al. 2022, section 3.1, by position)
+    drafted tokens        D(k) = d_1 + ... + d_k
+    its time              C(k) = t(D(k)) + D(k) * draft + wait
+
+where `draft` is the drafter's time for a token and `wait` the round trip to it. k = 0 costs t(0) alone. The k with the
+largest E(k) / C(k) is chosen. All of it depends on rounds that are over, never on the draws of the one to come, so the
+law of the output is untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.speculate import Round, SpeculationPlan
+from tandem.types import DraftlessReason
+
+_HOPE = 0.7  # acceptance where nothing is known: hopeful, so that it is tried
+_HOPE_WEIGHT = 2.0  # in rounds
+_SHARED_WEIGHT = 8.0  # how many rounds of its own an answer needs to count as much as all others together
+_SHARED_DECAY, _OWN_DECAY = 0.995, 0.95  # of what was counted, a round: half is forgotten after 140, and after 14
+_FIRST_PROBE, _LAST_PROBE, _PROBE_LENGTH = 8, 64, 3  # while k is 0: rounds to the next try, doubling; k of a try
+_UNTIL_KNOWN = 5  # k where the target's times are not known
+_LEAST_GAIN = 1.02  # less than this over plain decoding is within the error of what is measured
+
+
+@dataclass(slots=True)
+class Counts:
+    """By position: how often it was reached and asked for, and how often that brought a token. Decayed.
+
+    Of *drafted* tokens (reached: one was drafted before it) and of *accepted* ones (reached: the one before it was
+    accepted), so that what a rejection hides is not counted against the positions behind it.
+    """
+
+    most: int
+    draft_asked: list[float] = field(default_factory=list)
+    drafted: list[float] = field(default_factory=list)
+    accept_asked: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.draft_asked, self.drafted = [0.0] * self.most, [0.0] * self.most
+        self.accept_asked, self.accepted = [0.0] * self.most, [0.0] * self.most
+
+    def add(self, num_asked: int, num_drafted: int, num_accepted: int, *, decay: float) -> None:
+        for asked, got, length in (
+            (self.draft_asked, self.drafted, num_drafted),
+            (self.accept_asked, self.accepted, num_accepted),
+        ):
+            for j in range(min(num_asked, length + 1, self.most)):
+                asked[j] = asked[j] * decay + 1.0
+                got[j] = got[j] * decay + (j < length)
+
+
+@dataclass(slots=True)
+class Experience:
+    """What one drafter has been worth so far, over all requests."""
+
+    counts: Counts
+    token_seconds: float = 0.0  # its time for one token
+    wait_seconds: float = 0.0  # the rest of the time that a draft is waited for
+
+    def add(self, num_asked: int, outcome: Round) -> None:
+        self.counts.add(num_asked, outcome.num_drafted, outcome.num_accepted, decay=_SHARED_DECAY)
+        wait = max(0.0, outcome.draft_seconds - outcome.draft_service_seconds)
+        first = self.wait_seconds == 0.0
+        self.wait_seconds = wait if first else self.wait_seconds + 0.05 * (wait - self.wait_seconds)
+        if outcome.num_drafted:
+            token = outcome.draft_service_seconds / outcome.num_drafted
+            first = self.token_seconds == 0.0
+            self.token_seconds = token if first else self.token_seconds + 0.05 * (token - self.token_seconds)
+
+
+def estimate(own: Counts, shared: Counts) -> tuple[list[float], list[float]]:
+    """(s_j, d_j) for every position: what this answer has seen, leaning on what all have where it has seen little."""
+    return (
+        _going_on(own.accepted, own.accept_asked, shared.accepted, shared.accept_asked, hope=_HOPE),
+        _going_on(own.drafted, own.draft_asked, shared.drafted, shared.draft_asked, hope=1.0),
+    )
+
+
+def _going_on(
+    own: Sequence[float],
+    own_asked: Sequence[float],
+    shared: Sequence[float],
+    shared_asked: Sequence[float],
+    hope: float,
+) -> list[float]:
+    """The probability of getting as far as each position: the product of those of every step up to it.
+
+    Where little is known of a step, it is taken to be like the one before; of the second, like `hope`.
+    """
+    reached = 1.0
+    result: list[float] = []
+    for j, (mine, my_tries, all_, all_tries) in enumerate(zip(own, own_asked, shared, shared_asked, strict=True)):
+        common = (all_ + _HOPE_WEIGHT * hope) / (all_tries + _HOPE_WEIGHT)
+        weight = min(_SHARED_WEIGHT, all_tries + _HOPE_WEIGHT)
+        step = (mine + weight * common) / (my_tries + weight)
+        reached *= step
+        result.append(reached)
+        # Whether there is a guess at all says nothing of how long it holds.
+        hope = hope if j == 0 else step
+    return result
+
+
+def best_length(
+    *,
+    accepted: Sequence[float],
+    drafted: Sequence[float],
+    round_seconds: Sequence[float],
+    token_seconds: float,
+    wait_seconds: float,
+) -> int:
+    """The k from 0 to len(accepted) with the most tokens a second; see this module's formula.
+
+    `round_seconds[n]` are t(0), t(1), ...; between and beyond them t is a straight line. There must be two at least.
+    """
+    best, best_rate = 0, _LEAST_GAIN / round_seconds[0]
+    expected, num_drafted = 1.0, 0.0
+    for k, (s, d) in enumerate(zip(accepted, drafted, strict=True), start=1):
+        expected += s
+        num_drafted += d
+        cost = _at(round_seconds, num_drafted) + num_drafted * token_seconds + wait_seconds
+        if expected / cost > best_rate:
+            best, best_rate = k, expected / cost
+    return best
+
+
+def _at(round_seconds: Sequence[float], num_drafted: float) -> float:
+    before = min(int(num_drafted), len(round_seconds) - 2)
+    slope = round_seconds[before + 1] - round_seconds[before]
+    return round_seconds[before] + slope * (num_drafted - before)
+
+
+class AutoLength:
+    """Chooses k for the rounds of one answer, and learns from each, for this answer and for all."""
+
+    def __init__(self, experience: Experience, *, most: int) -> None:
+        self._shared = experience
+        self._own = Counts(most)
+        self._round_seconds: tuple[float, ...] = ()
+        self._asked = 0
+        self._rounds_without = 0
+        self._probe_after = _FIRST_PROBE
+
+    def next(self) -> int:
+        self._asked = self._choose()
+        return self._asked
+
+    def learn(self, outcome: Round) -> None:
+        self._round_seconds = outcome.verify_times.round_seconds
+        if outcome.num_drafted or outcome.draftless_reason is DraftlessReason.EMPTY:
+            self._own.add(self._asked, outcome.num_drafted, outcome.num_accepted, decay=_OWN_DECAY)
+            self._shared.add(self._asked, outcome)
+
+    def _choose(self) -> int:
+        if len(self._round_seconds) < 2:
+            return min(_UNTIL_KNOWN, self._own.most)  # this target does not foretell its times
+        accepted, drafted = estimate(self._own, self._shared.counts)
+        k = best_length(
+            accepted=accepted,
+            drafted=drafted,
+            round_seconds=self._round_seconds,
+            token_seconds=self._shared.token_seconds,
+            wait_seconds=self._shared.wait_seconds,
+        )
+        if k > 0:
+            self._rounds_without, self._probe_after = 0, _FIRST_PROBE
+            return k
+        self._rounds_without += 1
+        if self._rounds_without < self._probe_after:
+            return 0
+        self._rounds_without, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
+        return min(_PROBE_LENGTH, self._own.most)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedLength:
+    """The request's own k."""
+
+    num_draft_tokens: int
+
+    def next(self) -> int:
+        return self.num_draft_tokens
+
+    def learn(self, outcome: Round) -> None:
+        """Nothing: the request has decided."""
+
+
+class DraftLengths:
+    """Makes an answer's DraftLength, and keeps what its drafter has been worth. One for the process."""
+
+    def __init__(self, *, most: int) -> None:
+        self._most = most
+        self._experience: dict[str, Experience] = {}
+
+    def start(self, plan: SpeculationPlan) -> AutoLength | FixedLength:
+        """For one answer. Drafters are few: their names were checked when the request came in."""
+        if not plan.automatic:
+            return FixedLength(plan.num_draft_tokens)
+        experience = self._experience.setdefault(plan.drafter, Experience(Counts(self._most)))
+        return AutoLength(experience, most=plan.num_draft_tokens)

@@ -1,0 +1,70 @@
+"""How long a forward takes, by the number of its tokens: measured at start-up, and kept current by every round."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+
+# Between these, times are interpolated; beyond the last, the last slope goes on.
+_SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
+_LEVEL_STEP, _SHAPE_STEP = 0.1, 0.05  # how much one measurement counts
+
+
+class StepTimes:
+    """Seconds of a forward of one to many tokens, in rounds (not in prefill).
+
+    `level` is the time of one token, which drifts with the length of contexts and what else the machine does; `shape`
+    is how many times as long more tokens take, which is the model's and the engine's. Each measurement moves both.
+    """
+
+    def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
+        """From (tokens, seconds) pairs of ascending tokens, the first of one token."""
+        pairs = list(measured)
+        if not pairs or pairs[0][0] != 1 or min(seconds for _, seconds in pairs) <= 0.0:
+            raise ValueError("the first measurement must be of one token, and all must be positive")
+        sizes, times = [size for size, _ in pairs], [seconds for _, seconds in pairs]
+        self._level = times[0]
+        self._shape = [max(1.0, _interpolate(size, sizes, times) / times[0]) for size in _SIZES]
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """One forward of rounds took so long. Sizes beyond the table's say nothing about it."""
+        if not 1 <= num_tokens <= _SIZES[-1] or seconds <= 0.0:
+            return
+        expected = self.seconds(num_tokens)
+        # A single slow forward (another process woke up) must not shift the table by its full size.
+        ratio = min(max(seconds / expected, 0.5), 2.0)
+        self._level *= 1.0 + _LEVEL_STEP * (ratio - 1.0)
+        if num_tokens > 1:
+            index = bisect_right(_SIZES, num_tokens) - 1
+            self._shape[index] = max(1.0, self._shape[index] * (1.0 + _SHAPE_STEP * (ratio - 1.0)))
+
+    def seconds(self, num_tokens: int) -> float:
+        """Expected seconds of a forward of so many tokens."""
+        return self._level * _interpolate(num_tokens, _SIZES, self._shape)
+
+
+def measure(run: Callable[[int], None], *, most_tokens: int) -> list[tuple[int, float]]:
+    """(tokens, seconds) of `run(num_tokens)`, one forward; the better of two. Of slow models two sizes only."""
+    pairs: list[tuple[int, float]] = []
+    run(1)  # the first forward of a process sets things up
+    for size in _SIZES:
+        if size > most_tokens or (pairs and pairs[0][1] > 0.1 and size not in (1, 8)):
+            continue
+        times = []
+        for _ in range(2):
+            began = time.perf_counter()
+            run(size)
+            times.append(time.perf_counter() - began)
+        pairs.append((size, min(times)))
+    return pairs
+
+
+def _interpolate(x: int, xs: Iterable[int], ys: Iterable[float]) -> float:
+    """Piecewise linear through the points, the last slope going on; a single point is a constant."""
+    points = list(zip(xs, ys, strict=True))
+    if len(points) == 1 or x <= points[0][0]:
+        return points[0][1]
+    index = min(bisect_right([size for size, _ in points], x), len(points) - 1)
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

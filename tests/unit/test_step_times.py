@@ -1,0 +1,59 @@
+"""The table of a forward's time by tokens: from a few measurements, kept current."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.engine.step_times import StepTimes, measure
+
+
+def test_between_measured_sizes_lies_a_straight_line_and_beyond_them_the_last_slope() -> None:
+    times = StepTimes([(1, 0.010), (5, 0.014), (9, 0.022)])
+    assert times.seconds(1) == pytest.approx(0.010)
+    assert times.seconds(4) == pytest.approx(0.013)
+    assert times.seconds(8) == pytest.approx(0.020)
+    assert times.seconds(128) == pytest.approx(0.022 + 0.002 * (128 - 9))
+
+
+def test_one_measurement_is_a_constant() -> None:
+    assert StepTimes([(1, 0.010)]).seconds(20) == pytest.approx(0.010)
+
+
+def test_it_follows_the_load() -> None:
+    times = StepTimes([(1, 0.010), (8, 0.020)])
+    for _ in range(100):
+        times.observe(1, 0.015)
+    assert times.seconds(1) == pytest.approx(0.015, rel=0.01)
+    assert times.seconds(8) == pytest.approx(0.030, rel=0.01)  # the shape stays
+    for _ in range(300):
+        times.observe(1, 0.015)
+        times.observe(8, 0.060)
+    assert times.seconds(8) == pytest.approx(0.060, rel=0.15)
+    assert times.seconds(1) == pytest.approx(0.015, rel=0.15)
+
+
+def test_a_single_slow_forward_moves_it_by_a_tenth_at_most() -> None:
+    times = StepTimes([(1, 0.010), (8, 0.020)])
+    times.observe(1, 5.0)
+    assert times.seconds(1) <= 0.0111
+
+
+def test_more_tokens_never_seem_to_take_less_than_one() -> None:
+    times = StepTimes([(1, 0.010), (8, 0.005)])
+    for _ in range(50):
+        times.observe(8, 0.001)
+    assert times.seconds(8) >= times.seconds(1)
+
+
+@pytest.mark.parametrize("measured", [[], [(2, 0.01)], [(1, 0.0)], [(1, 0.01), (2, -1.0)]])
+def test_measurements_that_make_no_sense_are_refused(measured: list[tuple[int, float]]) -> None:
+    with pytest.raises(ValueError, match="first measurement"):
+        StepTimes(measured)
+
+
+def test_measuring_runs_every_size_that_fits() -> None:
+    sizes: list[int] = []
+    pairs = measure(sizes.append, most_tokens=20)
+    assert [size for size, _ in pairs] == [1, 2, 4, 8, 16]
+    assert set(sizes) == {1, 2, 4, 8, 16}
+    assert all(seconds >= 0.0 for _, seconds in pairs)
