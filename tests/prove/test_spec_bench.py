@@ -98,7 +98,7 @@ def test_a_draft_equal_to_the_target_is_accepted_at_temperature_one(tmp_path: Pa
                     max_tokens=64,
                     ignore_eos=True,
                     seed=seed,
-                    speculation={"verification": "rejection", "drafter": "model"},
+                    speculation={"verification": "rejection", "drafter": "model", "num_draft_tokens": 5},
                 )["speculation"]
                 drafted += report["drafted"]
                 accepted += report["accepted"]
