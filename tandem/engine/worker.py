@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from tandem.engine.block_pool import BlockPool, PoolExhausted
+from tandem.engine.gathering import Gathering
 from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.session import Session
 from tandem.engine.step_times import StepTimes
@@ -114,6 +115,7 @@ class Worker:
         self._jobs: list[_Job] = []
         self._sessions: dict[Session, None] = {}  # oldest first; changed on the worker's thread only
         self._closing = False
+        self._gathering = Gathering()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -183,6 +185,7 @@ class Worker:
             self._finish(job, error=Unavailable("the session has ended"))
         session.release()
         self._sessions.pop(session, None)
+        self._gathering.left()
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)  # per thread
@@ -207,20 +210,23 @@ class Worker:
                 self._finish(item, error=Unavailable("the model service is shutting down"))
 
     def _take_new(self) -> None:
-        block = not self._jobs
         while True:
             try:
-                item = self._inbox.get(block=block)
+                if self._jobs:
+                    wait_seconds = self._gathering.remaining_seconds(time.perf_counter())
+                    item = self._inbox.get(block=wait_seconds > 0.0, timeout=wait_seconds or None)
+                else:
+                    item = self._inbox.get()
             except queue.Empty:
                 return
             if item is None:
                 return
             if isinstance(item, _Job):
+                self._gathering.arrived()
                 self._jobs.append(item)
                 self._resume(item, None)
             else:
                 item()
-            block = False
 
     def _drop_cancelled(self) -> None:
         for job in [job for job in self._jobs if job.future.cancelled()]:
@@ -284,7 +290,7 @@ class Worker:
         seconds = time.perf_counter() - began
         self._observer.step(seconds=seconds, num_tokens=batch.num_tokens, num_sequences=batch.num_sequences)
         round_seconds = self._learn(chunks, seconds)
-        row = 0
+        row = num_answered = 0
         for chunk in chunks:
             session = chunk.feed.session
             session.computed(session.cached + chunk.num_tokens)
@@ -298,6 +304,8 @@ class Worker:
                 else:  # half precision that overflowed: an argmax would answer as if all were well
                     session.release()
                     self._finish(chunk.job, error=InternalError("the model's logits are not finite numbers"))
+                num_answered += chunk.job not in self._jobs
+        self._gathering.step_ended(time.perf_counter(), seconds=seconds, num_answered=num_answered)
 
     def _learn(self, chunks: list[_Chunk], seconds: float) -> tuple[float, ...]:
         """Take the step's time into account; what one with 0, 1, 2, ... drafted tokens a sequence would take."""

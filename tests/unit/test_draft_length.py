@@ -55,7 +55,12 @@ def test_the_chosen_k_has_the_highest_rate(
         return (1.0 + sum(accepted[:k])) / (0.01 + slope * num_drafted + num_drafted * token_seconds + wait)
 
     k = best_length(
-        accepted=accepted, drafted=drafted, round_seconds=times, token_seconds=token_seconds, wait_seconds=wait
+        accepted=accepted,
+        drafted=drafted,
+        round_seconds=times,
+        token_seconds=token_seconds,
+        wait_seconds=wait,
+        num_sequences=1,
     )
     plain = 1.02 / times[0]  # 2 % are asked for, see _LEAST_GAIN
     rates = [rate(j) for j in range(1, len(drafted) + 1)]
@@ -157,6 +162,21 @@ def test_without_foretold_times_it_drafts_five() -> None:
     assert length.next() == 5
     short = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=3, automatic=True))
     assert short.next() == 3
+
+
+def test_company_wants_a_larger_gain() -> None:
+    def choose(num_sequences: int) -> int:
+        return best_length(
+            accepted=[0.5],
+            drafted=[1.0],
+            round_seconds=[0.03, 0.04],
+            token_seconds=0.0,
+            wait_seconds=0.0,
+            num_sequences=num_sequences,
+        )
+
+    assert choose(1) == 1  # 1.5 tokens in 4/3 of the time: 12 % more
+    assert choose(8) == 0
 
 
 def test_a_drafter_that_limits_itself_costs_no_more_than_it_drafts() -> None:
