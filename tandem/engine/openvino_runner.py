@@ -42,7 +42,7 @@ class OpenVinoPrecision:
 
     inference: str  # f32 or bf16
     kv_cache: str  # f32, bf16 or f16
-    quantization_group: int  # activations are rounded to 8 bits in groups of so many; 0: not at all
+    rounds_activations: bool  # to 8 bits, in groups
 
     @property
     def dtype(self) -> str:
@@ -50,11 +50,10 @@ class OpenVinoPrecision:
         return "bfloat16" if self.inference == "bf16" else "float32"
 
 
-# Groups of 32, since that is what GGUF files scale their weights by; OpenVINO ignores larger ones for these.
-_GROUP = 32
-EXACT = OpenVinoPrecision(inference="f32", kv_cache="f32", quantization_group=0)
-_FAST_FLOAT32 = OpenVinoPrecision(inference="f32", kv_cache="f16", quantization_group=_GROUP)
-_FAST_BFLOAT16 = OpenVinoPrecision(inference="bf16", kv_cache="bf16", quantization_group=_GROUP)
+EXACT = OpenVinoPrecision(inference="f32", kv_cache="f32", rounds_activations=False)
+_FAST_FLOAT32 = OpenVinoPrecision(inference="f32", kv_cache="f16", rounds_activations=True)
+_FAST_BFLOAT16 = OpenVinoPrecision(inference="bf16", kv_cache="bf16", rounds_activations=True)
+_GGUF_GROUP, _ROW_GROUP = 32, 64
 
 
 def choose_precision(dtype: str, cpu_capabilities: Mapping[str, object]) -> OpenVinoPrecision:
@@ -124,10 +123,10 @@ class OpenVinoRunner:
                 "ENABLE_CPU_PINNING": False,  # two services on one machine would be pinned to the same first core
                 "INFERENCE_PRECISION_HINT": precision.inference,
                 "KV_CACHE_PRECISION": precision.kv_cache,
-                "DYNAMIC_QUANTIZATION_GROUP_SIZE": precision.quantization_group,
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounding_group(graph) if precision.rounds_activations else 0,
             },
         )
-        self._needs_company = precision.quantization_group == 0
+        self._needs_company = not precision.rounds_activations
         self._request = compiled.create_infer_request()
         caches = {name: port for port in compiled.inputs for name in port.names if _CACHE.fullmatch(name)}
         shapes = {name: _block_shape(port) for name, port in caches.items()}
@@ -262,6 +261,20 @@ def _keep_layers(graph: ov.Model, num_layers: int) -> None:
             if found and int(found["layer"]) >= num_layers:
                 graph.remove_parameter(port.get_node())
     graph.validate_nodes_and_infer_types()
+
+
+def _rounding_group(graph: ov.Model) -> int:
+    """In groups of how many activations are rounded to 8 bits.
+
+    GGUF's own formats scale weights in groups of 32, stored as [rows, groups, 32], and OpenVINO rounds in no larger
+    groups then. Where a row has one scale, 64 takes 4 % less time than 32 for one token, and loses as little.
+    """
+    in_groups = any(
+        len(shape) == 3 and shape[2] == _GGUF_GROUP
+        for node in graph.get_ops()
+        if node.get_type_name() == "Constant" and len(shape := node.output(0).shape) == 3
+    )
+    return _GGUF_GROUP if in_groups else _ROW_GROUP
 
 
 def _gather_before_head(graph: ov.Model) -> None:

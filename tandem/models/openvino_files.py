@@ -1,9 +1,10 @@
 """The OpenVINO form of a model: `openvino_model.xml` and `.bin` in the model's folder.
 
 A folder exported for OpenVINO has them already; for a model that came as a GGUF file they are written once, by OpenVINO
-GenAI's own reader. It rounds the minimum of a block to a whole number of steps, so weights stored with a minimum
-(Q4_1, Q4_K) come out wrong by 10 % of their size: of SmolLM2-135M's next-token laws a third of the mass moves. Such a
-file is therefore first turned into 8 bits without a minimum, which are wrong by 0.6 %.
+GenAI's own reader. It rounds the minimum of a block of weights to a whole number of steps, so weights stored with a
+minimum (Q4_1, Q4_K) come out wrong by 10 % of their size: of SmolLM2-135M's next-token laws a third of the mass moves.
+A file that has such weights is therefore read in 16 bits, and its matrices are then stored in 8 bits with a scale for
+each row; that moves 0.04 of the mass, and the perplexity not at all (docs/decisions/0006-openvino-on-cpus.md).
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import tempfile
 from pathlib import Path
 
 import gguf
+import numpy as np
+import openvino as ov
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
+from openvino import opset13
 
 from tandem.errors import InvalidRequest, Unavailable
 from tandem.models.bundled import exclusive
@@ -21,10 +25,12 @@ from tandem.models.locate import ModelFiles, Progress
 MODEL = "openvino_model.xml"
 _WEIGHTS = "openvino_model.bin"
 _EXPORT_TIMEOUT_SECONDS = 1800.0
-_F32, _F16, _Q8_0 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.Q8_0
+_F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 # Matrices that GenAI's reader takes over as they are.
-_FAITHFUL = frozenset({_F16, _Q8_0, GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q6_K})
-_MOSTLY_Q8_0 = 7  # the code of general.file_type
+_FAITHFUL = frozenset({_F16, *(GGMLQuantizationType[name] for name in ("Q4_0", "Q6_K", "Q8_0"))})
+_FLOATS = frozenset({_F32, _F16, GGMLQuantizationType.BF16})
+_MOSTLY_F16 = 1  # the code of general.file_type
+_SMALLEST_SCALE = 1e-12  # of a row of zeros
 
 
 def has_openvino_form(files: ModelFiles) -> bool:
@@ -65,9 +71,10 @@ def _export(file: Path, folder: Path) -> None:
 
     with tempfile.TemporaryDirectory(prefix=".exporting-", dir=folder) as temporary:
         # It writes beside the file it reads.
-        readable = Path(temporary) / file.name
+        readable, exported = Path(temporary) / file.name, Path(temporary) / MODEL
         try:
             reader = GGUFReader(file)
+            kinds = {tensor.tensor_type for tensor in reader.tensors}
             if all(_stored_as(tensor) is tensor.tensor_type for tensor in reader.tensors):
                 readable.symlink_to(file)
             else:
@@ -78,17 +85,37 @@ def _export(file: Path, folder: Path) -> None:
                 f"OpenVINO cannot read {file.name} ({error}); choose engine torch, or give the model as Q8_0",
                 param="engine",
             ) from error
+        if not kinds <= _FAITHFUL | _FLOATS:  # 16 bits would be twice what the file has, and slow
+            exported = _in_8_bits(exported, Path(temporary) / "int8")
         # The .xml last: where it is, the other is complete.
-        (Path(temporary) / _WEIGHTS).rename(folder / _WEIGHTS)
-        (Path(temporary) / MODEL).rename(folder / MODEL)
+        exported.with_suffix(".bin").rename(folder / _WEIGHTS)
+        exported.rename(folder / MODEL)
 
 
 def _stored_as(tensor: ReaderTensor) -> GGMLQuantizationType:
-    """The nearest format that GenAI's reader gets right. Q8_0 is blocks of 32 signed bytes and one scale."""
+    """The format that GenAI's reader gets right: the tensor's own, or 16 bits."""
     kind = tensor.tensor_type
-    if kind in _FAITHFUL or (kind is _F32 and len(tensor.shape) == 1):
-        return kind
-    return _F16 if kind in (_F32, GGMLQuantizationType.BF16) else _Q8_0
+    return kind if kind in _FAITHFUL or (kind is _F32 and len(tensor.shape) == 1) else _F16
+
+
+def _in_8_bits(model_file: Path, folder: Path) -> Path:
+    """The same graph with the matrices of its multiplications as signed bytes and a scale for each row."""
+    graph = ov.Core().read_model(model_file)
+    for node in graph.get_ordered_ops():
+        if node.get_type_name() != "MatMul":
+            continue
+        convert = node.input_value(1).get_node()
+        if convert.get_type_name() != "Convert" or convert.input_value(0).get_node().get_type_name() != "Constant":
+            continue
+        weights = np.asarray(convert.input_value(0).get_node().get_data(), dtype=np.float32)  # [rows, columns]
+        scales = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / 127.0, _SMALLEST_SCALE).astype(np.float32)
+        integers = np.rint(weights / scales).astype(np.int8)
+        restored = opset13.multiply(opset13.convert(opset13.constant(integers), np.float32), opset13.constant(scales))
+        node.input(1).replace_source_output(restored.output(0))
+    graph.validate_nodes_and_infer_types()
+    folder.mkdir()
+    ov.save_model(graph, folder / MODEL, compress_to_fp16=False)
+    return folder / MODEL
 
 
 def _rewrite(reader: GGUFReader, destination: Path) -> None:
@@ -98,7 +125,7 @@ def _rewrite(reader: GGUFReader, destination: Path) -> None:
         if field.name == "general.architecture" or field.name.startswith("GGUF."):
             continue  # the writer's own
         kind = field.types[0]
-        value = _MOSTLY_Q8_0 if field.name == "general.file_type" else field.contents()
+        value = _MOSTLY_F16 if field.name == "general.file_type" else field.contents()
         writer.add_key_value(field.name, value, kind, sub_type=field.types[-1] if kind is GGUFValueType.ARRAY else None)
     for tensor in reader.tensors:
         data, stored_as = tensor.data, _stored_as(tensor)

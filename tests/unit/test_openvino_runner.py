@@ -115,7 +115,7 @@ def test_logits_are_those_of_the_torch_runner(hf_folder: Path, quantization: str
 
 @pytest.mark.parametrize(("quantization", "error"), [("F32", 0.01), ("F16", 0.01), ("Q4_1", 0.05)])
 def test_other_formats_are_taken_over_with_a_small_error(hf_folder: Path, quantization: str, error: float) -> None:
-    """Total variation of next-token laws, on average; Q4_1 goes through 8 bits."""
+    """Total variation of next-token laws, on average; Q4_1 is stored in 8 bits."""
     files = gguf_files(hf_folder, quantization)
     expected = in_chunks(torch_runner(files), TEXT, [len(TEXT)], range(4)).softmax(-1)
     actual = in_chunks(openvino_runner(files), TEXT, [len(TEXT)], range(4)).softmax(-1)
@@ -135,11 +135,15 @@ def test_openvino_s_own_reading_of_q4_1_is_still_wrong(hf_folder: Path, tmp_path
     assert float((expected - actual).abs().sum(-1).mean() / 2) > 0.1
 
 
-@pytest.fixture(scope="module", params=["fast", "fast without bfloat16", "float32"])
+@pytest.fixture(
+    scope="module",
+    params=["Q8_0, fast", "Q8_0, fast without bfloat16", "Q8_0, float32", "Q4_1, fast", "Q4_1, float32", "Q4_0, fast"],
+)
 def any_precision(request: pytest.FixtureRequest, hf_folder: Path) -> OpenVinoRunner:
-    capabilities = {} if request.param == "fast without bfloat16" else torch.cpu.get_capabilities()
-    precision = choose_precision("float32" if request.param == "float32" else "auto", capabilities)
-    return openvino_runner(gguf_files(hf_folder, "Q8_0"), precision=precision)
+    quantization, _, kind = request.param.partition(", ")
+    capabilities = {} if kind == "fast without bfloat16" else torch.cpu.get_capabilities()
+    precision = choose_precision("float32" if kind == "float32" else "auto", capabilities)
+    return openvino_runner(gguf_files(hf_folder, quantization), precision=precision)
 
 
 @settings(max_examples=40, deadline=None)
@@ -226,17 +230,17 @@ def test_the_form_is_made_once_and_only_where_it_can_be(hf_folder: Path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bfloat16", "inference", "group"),
+    ("dtype", "bfloat16", "inference", "rounds"),
     [
-        ("auto", True, "bf16", 32),
-        ("auto", False, "f32", 32),
-        ("bfloat16", True, "bf16", 32),
-        ("float32", True, "f32", 0),
+        ("auto", True, "bf16", True),
+        ("auto", False, "f32", True),
+        ("bfloat16", True, "bf16", True),
+        ("float32", True, "f32", False),
     ],
 )
-def test_precision_follows_the_cpu(dtype: str, bfloat16: bool, inference: str, group: int) -> None:
+def test_precision_follows_the_cpu(dtype: str, bfloat16: bool, inference: str, rounds: bool) -> None:
     precision = choose_precision(dtype, {"avx512_bf16": bfloat16})
-    assert (precision.inference, precision.quantization_group) == (inference, group)
+    assert (precision.inference, precision.rounds_activations) == (inference, rounds)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
