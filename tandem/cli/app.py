@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from tandem import __version__
 from tandem.cli.bench import bench
 from tandem.cli.console import print_error, stderr_console, stdout_console
+from tandem.cli.cores import available_cores
 from tandem.errors import TandemError
 
 
@@ -108,7 +109,12 @@ def _up(
         str | None,
         typer.Option(help="auto, float32, bfloat16 or float16. (default: auto)", show_default=False),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads for each of the two model services.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="CPU threads of each model service. (default: all cores, divided)", show_default=False
+        ),
+    ] = None,
     host: Annotated[
         str,
         typer.Option(help="Where the gateway listens; 0.0.0.0: to all machines.", envvar="TANDEM_GATEWAY_HOST"),
@@ -151,6 +157,7 @@ def _up(
         draft_device=draft_device,
         dtype=dtype,
         threads=threads,
+        cores=available_cores(),
         host=host,
         port=port,
         target_port=target_port,

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tandem.cli.cores import available_cores
+
 
 def bench(
     *,
@@ -26,7 +28,10 @@ def bench(
         int | None,
         typer.Option(min=1, help="With --up: draft with the first N layers only.", envvar="TANDEM_DRAFT_NUM_LAYERS"),
     ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="With --up: CPU threads for each model service.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --up: CPU threads of each model service. (default: all cores, divided)"),
+    ] = None,
     metrics_url: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,7 +103,15 @@ def bench(
         raise typer.BadParameter("--sample-seed goes with --per-category, which says how many")
     options = BenchOptions(
         url=url,
-        up=UpOptions(model=model, draft_model=draft_model, draft_layers=draft_layers, threads=threads) if up else None,
+        up=UpOptions(
+            model=model,
+            draft_model=draft_model,
+            draft_layers=draft_layers,
+            threads=threads,
+            cores=available_cores(),
+        )
+        if up
+        else None,
         metrics_urls=metrics_url or (),
         workload=workload,
         per_category=per_category,

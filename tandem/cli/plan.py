@@ -24,7 +24,8 @@ class UpOptions:
     device: str | None = None
     draft_device: str | None = None
     dtype: str | None = None
-    threads: int = 1
+    threads: int | None = None  # of each model service; None: what `cores` there are, divided between them
+    cores: int = 1
     host: str = _LOOPBACK
     port: int = 8000
     target_port: int = 50051
@@ -37,6 +38,18 @@ class UpOptions:
     def drafting_model(self) -> str:
         """The model behind the draft service; empty: n-grams only. A draft by layers is a part of the target."""
         return self.draft_model or (self.model if self.draft_layers else "")
+
+    @property
+    def target_threads(self) -> int:
+        """All cores where the draft has no model: n-grams take microseconds. Else half: two must not share a core."""
+        if self.threads is not None:
+            return self.threads
+        return max(1, self.cores // 2) if self.draft and self.drafting_model else max(1, self.cores)
+
+    @property
+    def draft_threads(self) -> int:
+        """The other half."""
+        return self.threads if self.threads is not None else max(1, self.cores // 2)
 
     @property
     def url(self) -> str:
@@ -57,7 +70,7 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
         command=_python("target_service"),
         environment=_with(
             environment,
-            _model_process(options.threads),
+            _model_process(options.target_threads),
             TANDEM_LOG_FORMAT="json",
             TANDEM_TARGET_HOST=_LOOPBACK,
             TANDEM_TARGET_PORT=str(options.target_port),
@@ -65,7 +78,7 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
             TANDEM_TARGET_MODEL=options.model,
             TANDEM_TARGET_DEVICE=options.device,
             TANDEM_TARGET_DTYPE=options.dtype,
-            TANDEM_TARGET_THREADS=str(options.threads),
+            TANDEM_TARGET_THREADS=str(options.target_threads),
             TANDEM_TARGET_SHUTDOWN_GRACE_SECONDS=grace,
         ),
     )
@@ -74,7 +87,7 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
         command=_python("draft_service"),
         environment=_with(
             environment,
-            _model_process(options.threads),
+            _model_process(options.draft_threads),
             TANDEM_LOG_FORMAT="json",
             TANDEM_DRAFT_HOST=_LOOPBACK,
             TANDEM_DRAFT_PORT=str(options.draft_port),
@@ -83,7 +96,7 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
             TANDEM_DRAFT_NUM_LAYERS=None if options.draft_layers is None else str(options.draft_layers),
             TANDEM_DRAFT_DEVICE=options.draft_device or options.device,
             TANDEM_DRAFT_DTYPE=options.dtype,
-            TANDEM_DRAFT_THREADS=str(options.threads),
+            TANDEM_DRAFT_THREADS=str(options.draft_threads),
             TANDEM_DRAFT_SHUTDOWN_GRACE_SECONDS=grace,
         ),
         essential=False,

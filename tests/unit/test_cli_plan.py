@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tandem.cli.child import Service
@@ -27,7 +29,7 @@ def test_three_services_and_only_the_draft_may_end() -> None:
     ]
 
 
-def test_model_services_get_one_thread_each_unless_told_otherwise() -> None:
+def test_model_services_get_the_threads_that_were_asked_for() -> None:
     for threads in (1, 3):
         services = planned(UpOptions(threads=threads))
         for name in ("target", "draft"):
@@ -36,6 +38,26 @@ def test_model_services_get_one_thread_each_unless_told_otherwise() -> None:
             assert environment[f"TANDEM_{name.upper()}_THREADS"] == str(threads)
             assert environment["TOKENIZERS_PARALLELISM"] == "false"
         assert "OMP_NUM_THREADS" not in services["gateway"].environment
+
+
+@pytest.mark.parametrize(
+    ("options", "cores", "target", "draft"),
+    [
+        ({}, 2, "2", "1"),  # n-grams need no core of their own
+        ({}, 1, "1", "1"),
+        ({"draft": False}, 8, "8", None),
+        ({"draft_model": "small"}, 2, "1", "1"),
+        ({"draft_layers": 4}, 8, "4", "4"),
+        ({"draft_model": "small"}, 1, "1", "1"),
+    ],
+)
+def test_the_cores_are_divided_between_models(
+    options: dict[str, Any], cores: int, target: str, draft: str | None
+) -> None:
+    services = planned(UpOptions(cores=cores, **options))
+    assert services["target"].environment["TANDEM_TARGET_THREADS"] == target
+    if draft is not None:
+        assert services["draft"].environment["TANDEM_DRAFT_THREADS"] == draft
 
 
 def test_what_was_not_chosen_is_left_to_the_environment() -> None:
