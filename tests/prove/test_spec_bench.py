@@ -37,6 +37,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             "TANDEM_DRAFT_DTYPE": "bfloat16",
             "TANDEM_DRAFT_NUM_LAYERS": "20",
             "TANDEM_GATEWAY_DRAFT_TIMEOUT_SECONDS": "30",
+            "TANDEM_GATEWAY_NUM_DRAFT_TOKENS": "auto",
             **TARGETS[request.param],
         },
     ) as running:
