@@ -26,6 +26,7 @@ _HOPE_WEIGHT = 2.0  # in rounds
 _SHARED_WEIGHT = 8.0  # how many rounds of its own an answer needs to count as much as all others together
 _SHARED_DECAY, _OWN_DECAY = 0.995, 0.95  # of what was counted, a round: half is forgotten after 140, and after 14
 _FIRST_PROBE, _LAST_PROBE, _PROBE_LENGTH = 8, 64, 3  # while k is 0: rounds to the next try, doubling; k of a try
+_AVERAGE_STEP = 0.05  # how much one round's times count
 _UNTIL_KNOWN = 5  # k where the target's times are not known
 # Gains over plain decoding that are asked for. 2 % are within the error of what is measured. In company a draft also
 # makes others wait, who share the next forward: with 8 streams on two cores what promised 2 % lost 9.
@@ -70,13 +71,15 @@ class Experience:
 
     def add(self, num_asked: int, outcome: Round) -> None:
         self.counts.add(num_asked, outcome.num_drafted, outcome.num_accepted, decay=_SHARED_DECAY)
-        wait = max(0.0, outcome.draft_seconds - outcome.draft_service_seconds)
-        first = self.wait_seconds == 0.0
-        self.wait_seconds = wait if first else self.wait_seconds + 0.05 * (wait - self.wait_seconds)
+        waited = max(0.0, outcome.draft_seconds - outcome.draft_service_seconds)
+        self.wait_seconds = _follow(self.wait_seconds, waited)
         if outcome.num_drafted:
-            token = outcome.draft_service_seconds / outcome.num_drafted
-            first = self.token_seconds == 0.0
-            self.token_seconds = token if first else self.token_seconds + 0.05 * (token - self.token_seconds)
+            self.token_seconds = _follow(self.token_seconds, outcome.draft_service_seconds / outcome.num_drafted)
+
+
+def _follow(average: float, value: float) -> float:
+    """A running average with `value` in it; 0: there is none yet."""
+    return value if average == 0.0 else average + _AVERAGE_STEP * (value - average)
 
 
 def estimate(own: Counts, shared: Counts) -> tuple[list[float], list[float]]:

@@ -138,8 +138,8 @@ def _nucleus_thresholds(probs: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _per_row(probs: torch.Tensor, threshold: Callable[[npt.NDArray[np.float32]], float]) -> torch.Tensor:
-    """`threshold` of each row [vocab], as [R, 1]."""
-    return torch.tensor([[threshold(row)] for row in probs.cpu().numpy()], device=probs.device)
+    """`threshold` of each row [vocab] of laws on the host, as [R, 1]."""
+    return torch.tensor([[threshold(row)] for row in probs.numpy()])
 
 
 def _top_k_threshold(probs: npt.NDArray[np.float32], top_k: int) -> float:

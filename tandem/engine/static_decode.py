@@ -35,9 +35,8 @@ _NUM_NEW = (1, 2, 3, 5, 9, 17)  # a token, or k drafted ones and the one before 
 _MOST_SEQUENCES = 64
 _FEWEST_KEYS, _MOST_KEYS = 256, 4096  # of a sequence
 _MOST_ROWS = 512  # S * n: logits of 128,000 ids are 262 MB then
-_MOST_KEYS_OF_ALL = (
-    1 << 17
-)  # S * L: keys and values of 8 heads of 128 in 16 bits are 0.5 GB then, for one layer at a time
+# S * L: keys and values of 8 heads of 128 in 16 bits are 0.5 GB then, for one layer at a time.
+_MOST_KEYS_OF_ALL = 1 << 17
 _MOST_STEPS = 64  # recorded at once; each keeps its logits and a few MB of the driver's
 _WINDOW_MULTIPLE = 16  # fused attention wants masks whose rows start at aligned addresses
 

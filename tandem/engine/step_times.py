@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 # Between these, times are interpolated; beyond the last, the last slope goes on.
 _SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
@@ -60,11 +60,10 @@ def measure(run: Callable[[int], None], *, most_tokens: int) -> list[tuple[int, 
     return pairs
 
 
-def _interpolate(x: int, xs: Iterable[int], ys: Iterable[float]) -> float:
+def _interpolate(x: int, xs: Sequence[int], ys: Sequence[float]) -> float:
     """Piecewise linear through the points, the last slope going on; a single point is a constant."""
-    points = list(zip(xs, ys, strict=True))
-    if len(points) == 1 or x <= points[0][0]:
-        return points[0][1]
-    index = min(bisect_right([size for size, _ in points], x), len(points) - 1)
-    (x0, y0), (x1, y1) = points[index - 1], points[index]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    if len(xs) == 1 or x <= xs[0]:
+        return ys[0]
+    index = min(bisect_right(xs, x), len(xs) - 1)
+    x0, y0 = xs[index - 1], ys[index - 1]
+    return y0 + (ys[index] - y0) * (x - x0) / (xs[index] - x0)
