@@ -67,6 +67,30 @@ def _tandem(drafter: str, *arguments: str) -> dict[str, Setting]:
     )
 
 
+def _genai(name: str, *, weights: str) -> tuple[Arm, Arm]:
+    """Of its own 4-bit reading of the file ("gguf"), or of the 8-bit model that Tandem serves ("folder")."""
+    lookups = ((2, 3), (3, 3), (5, 3), (5, 2), (8, 4))
+    return (
+        Arm(
+            name=f"{name}, plain",
+            family="openvino",
+            settings=_each(
+                paged={"weights": weights, "backend": "PA"}, stateful={"weights": weights, "backend": "SDPA"}
+            ),
+        ),
+        Arm(
+            name=f"{name}, lookup",
+            family="openvino",
+            settings=_each(
+                **{
+                    f"{k}_{n}": {"weights": weights, "lookup": {"num_assistant_tokens": k, "max_ngram_size": n}}
+                    for k, n in lookups
+                }
+            ),
+        ),
+    )
+
+
 def _vllm_ngrams() -> dict[str, Setting]:
     """Draft length and longest lookup; compiled, as is its default."""
 
@@ -91,21 +115,8 @@ ARMS: tuple[Arm, ...] = (
         settings=_each(default={}, no_flash_attention={"arguments": ["--flash-attn", "off"]}),
     ),
     Arm(name="llama.cpp, n-gram", family="llama_cpp", settings=_llama_ngrams()),
-    Arm(
-        name="OpenVINO GenAI, plain",
-        family="openvino",
-        settings=_each(paged={"backend": "PA"}, stateful={"backend": "SDPA"}),
-    ),
-    Arm(
-        name="OpenVINO GenAI, lookup",
-        family="openvino",
-        settings=_each(
-            **{
-                f"{k}_{n}": {"lookup": {"num_assistant_tokens": k, "max_ngram_size": n}}
-                for k, n in ((2, 3), (3, 3), (5, 3), (5, 2), (8, 4))
-            }
-        ),
-    ),
+    *_genai("OpenVINO GenAI", weights="gguf"),
+    *_genai("OpenVINO GenAI, Tandem's weights", weights="folder"),
     Arm(name="transformers, plain", family="transformers", settings=_threads()),
     Arm(
         name="transformers, lookup",

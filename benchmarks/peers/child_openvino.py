@@ -1,4 +1,5 @@
-"""OpenVINO GenAI's LLMPipeline on the GGUF file itself: plain, or with its prompt lookup."""
+"""OpenVINO GenAI's LLMPipeline, plain or with its prompt lookup: on the GGUF file itself, or on the model that Tandem
+serves."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class _Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]  # it has no
 
 
 class OpenVino:
-    """Settings: `threads`; `backend`, PA (paged attention, the default) or SDPA; `lookup`, for generate: with it,
-    drafts come from the prompt and the text so far."""
+    """Settings: `threads`; `weights`, "gguf" (the default) or "folder"; `backend`, PA (paged attention, the default) or
+    SDPA; `lookup`, for generate: with it, drafts come from the prompt and the text so far."""
 
     def start(self, setting: dict[str, Any]) -> dict[str, Any]:
         properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": setting["threads"]}
@@ -46,7 +47,7 @@ class OpenVino:
         lookup: dict[str, Any] | None = setting.get("lookup")
         if lookup:
             properties["prompt_lookup"] = True
-        self._pipeline = openvino_genai.LLMPipeline(setting["gguf"], "CPU", **properties)
+        self._pipeline = openvino_genai.LLMPipeline(setting[setting.get("weights", "gguf")], "CPU", **properties)
         self._config = openvino_genai.GenerationConfig()
         self._config.do_sample = False
         self._config.apply_chat_template = False

@@ -12,7 +12,8 @@ from gateway.tokenizer import Tokenizer
 from tandem.bench.plan import tickets, with_ticket
 from tandem.bench.workload import load_workload
 from tandem.models.bundled import default_cache_dir, fetch_bundled
-from tandem.models.gguf import convert_gguf
+from tandem.models.locate import locate
+from tandem.models.openvino_files import openvino_model
 from tandem.models.tokenizer_files import tokenizer_files
 
 WORKLOAD = Path(__file__).parents[1] / "data" / "spec_bench.jsonl"
@@ -30,9 +31,10 @@ def bundled_model(progress: Callable[[str], None]) -> Model:
     """The bundled model's file, and the folder made from it; fetched and made where they are not there yet."""
     cache = default_cache_dir()
     gguf = fetch_bundled(cache, progress)
-    folder, _ = convert_gguf(gguf, cache / "converted", progress)
-    ends = Tokenizer.from_files(tokenizer_files(folder)).special_token_ids["eos_token"]
-    return Model(gguf=gguf, folder=folder, end_token_ids=(ends,))
+    files = locate(str(gguf), cache_dir=cache, progress=progress)
+    openvino_model(files, progress)  # written beside the rest, for OpenVINO GenAI to read
+    ends = Tokenizer.from_files(tokenizer_files(files.folder)).special_token_ids["eos_token"]
+    return Model(gguf=gguf, folder=files.folder, end_token_ids=(ends,))
 
 
 def prepare(tokenizer: Tokenizer, *, per_category: int, categories: Sequence[str] = ()) -> Prompts:

@@ -72,7 +72,11 @@ def test_model_services_are_reached_from_inside_only(name: str) -> None:
     assert SERVICES[name]["networks"] == ["inside"]
     assert COMPOSE["networks"]["inside"]["internal"] is True
     assert SERVICES[name]["volumes"] == ["models:/models"]
-    assert SERVICES[name]["environment"]["OMP_NUM_THREADS"] == 1
+    # One number of threads, however it is asked for: a second pool of them would fight for the same cores.
+    text = (ROOT / "docker-compose.yml").read_text()
+    for variable in (f"TANDEM_{name.upper()}_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        assert SERVICES[name]["environment"][variable] == 1
+        assert f"{variable}: ${{TANDEM_{name.upper()}_THREADS:-1}}\n" in text
 
 
 def test_the_gateway_waits_for_the_target_and_not_for_the_draft() -> None:
