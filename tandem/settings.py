@@ -39,4 +39,7 @@ class EngineSettings(BaseSettings):
     kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="memory of the KV cache")
     block_size: int | None = Field(None, ge=1, le=64, description="tokens per KV block; empty: what suits the engine")
     max_step_tokens: int = Field(256, ge=128, description="tokens per forward: the longest stall by others' prefill")
+    attends_in_blocks: bool = Field(
+        default=False, description="engine openvino: faster for drafts in long contexts, slower without drafts"
+    )
     cuda_graphs: bool = Field(default=True, description="engine torch on a GPU: record decode steps, then replay them")

@@ -58,12 +58,19 @@ def _llama_ngrams() -> dict[str, Setting]:
     )
 
 
+_IN_BLOCKS = {"TANDEM_TARGET_ATTENDS_IN_BLOCKS": "true"}
+
+
 def _tandem(drafter: str, *arguments: str) -> dict[str, Setting]:
+    def setting(k: str | int, environment: dict[str, str]) -> Setting:
+        speculation = {"drafter": drafter, "num_draft_tokens": k}
+        return {"arguments": arguments, "environment": environment, "speculation": speculation}
+
     return _each(
-        **{
-            f"k_{k}": {"arguments": arguments, "speculation": {"drafter": drafter, "num_draft_tokens": k}}
-            for k in ("auto", 3, 5, 8)
-        }
+        k_auto=setting("auto", {}),
+        k_auto_in_blocks=setting("auto", _IN_BLOCKS),
+        k_4_in_blocks=setting(4, _IN_BLOCKS),
+        k_8_in_blocks=setting(8, _IN_BLOCKS),
     )
 
 

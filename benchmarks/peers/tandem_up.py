@@ -16,8 +16,8 @@ _PORT_OPTIONS = ("--port", "--target-port", "--draft-port", "--target-metrics-po
 
 
 class TandemUp:
-    """Settings: `threads`, of each model service; `arguments`, more words for `tandem up`; `speculation`, the request's
-    object."""
+    """Settings: `threads`, of each model service; `arguments`, more words for `tandem up`; `environment`, variables
+    for its services; `speculation`, the request's object."""
 
     settle_seconds = 0.3
 
@@ -39,7 +39,9 @@ class TandemUp:
             command += [option, str(port)]
         command += setting.get("arguments", ())
         self._state = tempfile.TemporaryDirectory()  # a `tandem down` meant for others does not find it
-        self._process = Process(command, environment={"XDG_STATE_HOME": self._state.name})
+        self._process = Process(
+            command, environment={"XDG_STATE_HOME": self._state.name, **setting.get("environment", {})}
+        )
         url = f"http://127.0.0.1:{ports[0]}"
         wanted = ("ready", "degraded") if "--no-draft" in command else ("ready",)
         wait_for_http(

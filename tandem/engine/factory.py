@@ -167,6 +167,7 @@ def _start_openvino(
         threads=settings.threads,
         precision=precision,
         num_layers=num_layers,
+        attends_in_blocks=settings.attends_in_blocks,
     )
     if settings.block_size not in (None, runner.block_size):
         raise InvalidRequest(

@@ -20,6 +20,7 @@ import torch
 from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation
 
+from tandem.engine.continuations import in_blocks, one_by_one
 from tandem.engine.runner import Int32Array, RaggedBatch
 from tandem.errors import InvalidRequest
 
@@ -84,11 +85,9 @@ class OpenVinoRunner:
     OpenVINO cannot page, and where the cache would hold less than three blocks.
 
     A text comes out the same to the bit whether its tokens were computed one by one, in verify blocks, or beside
-    others'. OpenVINO attends by one kernel for a sequence's single new token and by another for several, whose last
-    bits differ; rounding to 8 bits makes that up to 2 in SmolLM2-135M's logits, and one greedy token in 15 another.
-    So continuations (see RaggedBatch.decode_starts) are fed as sequences of one token that share their blocks, which
-    works since a layer stores all new keys before it attends. And float32 matrices multiply a single row by another
-    kernel than several, so there a lone token gets a companion that nobody asks about, in a block set aside for it.
+    others': see continuations.py; `attends_in_blocks` says which of its two ways is taken. And float32 matrices
+    multiply a single row by another kernel than several, so there a lone token gets a companion that nobody asks about,
+    in a block set aside for it.
     """
 
     def __init__(
@@ -101,6 +100,7 @@ class OpenVinoRunner:
         threads: int,
         precision: OpenVinoPrecision,
         num_layers: int | None = None,
+        attends_in_blocks: bool = False,
     ) -> None:
         core = ov.Core()
         graph = core.read_model(model_file)
@@ -126,6 +126,7 @@ class OpenVinoRunner:
                 "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounding_group(graph) if precision.rounds_activations else 0,
             },
         )
+        self._attends_in_blocks = attends_in_blocks
         self._needs_company = not precision.rounds_activations
         self._request = compiled.create_infer_request()
         caches = {name: port for port in compiled.inputs for name in port.names if _CACHE.fullmatch(name)}
@@ -167,9 +168,9 @@ class OpenVinoRunner:
 
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Logits [R, vocab_size], float32, on the CPU; memory that the next call writes anew. See ModelRunner."""
-        fed = _one_by_one(batch)
-        rows = batch.logits_rows
-        if self._needs_company and batch.num_tokens == 1:
+        fed = in_blocks(batch, spare_block=self._num_blocks) if self._attends_in_blocks else one_by_one(batch)
+        rows = fed.logits_rows
+        if self._needs_company and fed.num_tokens == 1:
             fed = self._with_companion(fed)
         if self._needs_company and len(rows) == 1:
             rows = rows.repeat(2)
@@ -207,30 +208,6 @@ class OpenVinoRunner:
         for _, storage in self._storages:
             for source, destination in zip(sources, destinations, strict=True):
                 storage[:, destination] = storage[:, source]
-
-
-def _one_by_one(batch: RaggedBatch) -> RaggedBatch:
-    """The same tokens, with every token of a continuation as a sequence of its own, on the same blocks."""
-    lengths = np.diff(batch.sequence_starts)
-    prefilled = np.clip(batch.decode_starts - batch.past_lens, 0, lengths)  # [S], tokens of the prompt's whole blocks
-    singles = lengths - prefilled
-    pieces = singles + (prefilled > 0)
-    sequence = np.repeat(np.arange(len(lengths)), pieces)  # [pieces], the sequence each is of
-    nth = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # [pieces], counted in its sequence
-    whole = (nth == 0) & (prefilled[sequence] > 0)
-    piece_lengths = np.where(whole, prefilled[sequence], 1)
-    blocks = np.diff(batch.block_starts)
-    first_blocks = batch.block_starts[:-1]
-    table = [batch.block_table[first : first + count] for first, count in zip(first_blocks, blocks, strict=True)]
-    starts = np.cumsum(np.append(0, piece_lengths)).astype(np.int32)
-    return replace(
-        batch,
-        past_lens=batch.position_ids[starts[:-1]],
-        sequence_starts=starts,
-        decode_starts=batch.decode_starts[sequence],
-        block_table=np.concatenate([table[index] for index in sequence]),
-        block_starts=np.cumsum(np.append(0, blocks[sequence])).astype(np.int32),
-    )
 
 
 def _append(array: Int32Array, value: int) -> Int32Array:

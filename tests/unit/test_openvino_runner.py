@@ -55,6 +55,7 @@ def openvino_runner(
     num_layers: int | None = None,
     kv_cache_bytes: int = 1 << 22,
     most_token_ids: int = 262,
+    attends_in_blocks: bool = False,
 ) -> OpenVinoRunner:
     return OpenVinoRunner(
         openvino_model(files, print),
@@ -64,6 +65,7 @@ def openvino_runner(
         threads=1,
         precision=precision,
         num_layers=num_layers,
+        attends_in_blocks=attends_in_blocks,
     )
 
 
@@ -137,13 +139,28 @@ def test_openvino_s_own_reading_of_q4_1_is_still_wrong(hf_folder: Path, tmp_path
 
 @pytest.fixture(
     scope="module",
-    params=["Q8_0, fast", "Q8_0, fast without bfloat16", "Q8_0, float32", "Q4_1, fast", "Q4_1, float32", "Q4_0, fast"],
+    params=[
+        (kind, attends_in_blocks)
+        for kind in (
+            "Q8_0, fast",
+            "Q8_0, fast without bfloat16",
+            "Q8_0, float32",
+            "Q4_1, fast",
+            "Q4_1, float32",
+            "Q4_0, fast",
+        )
+        for attends_in_blocks in (False, True)
+    ],
+    ids=lambda param: f"{param[0]}, {'in blocks' if param[1] else 'one by one'}",
 )
 def any_precision(request: pytest.FixtureRequest, hf_folder: Path) -> OpenVinoRunner:
-    quantization, _, kind = request.param.partition(", ")
+    kind, attends_in_blocks = request.param
+    quantization, _, kind = kind.partition(", ")
     capabilities = {} if kind == "fast without bfloat16" else torch.cpu.get_capabilities()
     precision = choose_precision("float32" if kind == "float32" else "auto", capabilities)
-    return openvino_runner(gguf_files(hf_folder, quantization), precision=precision)
+    return openvino_runner(
+        gguf_files(hf_folder, quantization), precision=precision, attends_in_blocks=attends_in_blocks
+    )
 
 
 @settings(max_examples=40, deadline=None)

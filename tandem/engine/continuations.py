@@ -1,0 +1,95 @@
+"""How the tokens of a continuation are fed to OpenVINO, so that a text's bits do not depend on how they were guessed.
+
+OpenVINO attends by one kernel for a sequence's single new token and by another for several, whose last bits differ;
+rounding activations to 8 bits makes that up to 2 in SmolLM2-135M's logits, and one greedy token in 15 another. Each
+kernel by itself gives the same bits however many tokens it is given. So all tokens of continuations go to one of them.
+Which one is a matter of speed. Milliseconds of SmolLM2-135M in 8 bits, one thread:
+
+    context             256                   1024                  1792
+    new tokens      1     5     9         1     5     9         1     5     9
+    one by one   13.1  17.2  23.3      16.1  25.5  37.1      19.3  34.4  51.2
+    in blocks    14.5  16.3  20.6      19.2  21.6  27.7      22.7  26.5  34.3
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from tandem.engine.runner import RaggedBatch
+
+_NO_MATTER = 0  # the token that keeps another company
+
+
+def one_by_one(batch: RaggedBatch) -> RaggedBatch:
+    """The same tokens, with every token of a continuation as a sequence of its own, on the same blocks.
+
+    That works since a layer stores all new keys before it attends.
+    """
+    lengths = np.diff(batch.sequence_starts)
+    prefilled = np.clip(batch.decode_starts - batch.past_lens, 0, lengths)  # [S], tokens of the prompt's whole blocks
+    singles = lengths - prefilled
+    pieces = singles + (prefilled > 0)
+    sequence = np.repeat(np.arange(len(lengths)), pieces)  # [pieces], the sequence each is of
+    nth = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)  # [pieces], counted in its sequence
+    whole = (nth == 0) & (prefilled[sequence] > 0)
+    piece_lengths = np.where(whole, prefilled[sequence], 1)
+    blocks = np.diff(batch.block_starts)
+    first_blocks = batch.block_starts[:-1]
+    table = [batch.block_table[first : first + count] for first, count in zip(first_blocks, blocks, strict=True)]
+    starts = np.cumsum(np.append(0, piece_lengths)).astype(np.int32)
+    return replace(
+        batch,
+        past_lens=batch.position_ids[starts[:-1]],
+        sequence_starts=starts,
+        decode_starts=batch.decode_starts[sequence],
+        block_table=np.concatenate([table[index] for index in sequence]),
+        block_starts=np.cumsum(np.append(0, blocks[sequence])).astype(np.int32),
+    )
+
+
+def in_blocks(batch: RaggedBatch, *, spare_block: int) -> RaggedBatch:
+    """The same tokens, with every continuation as a sequence of two tokens at least.
+
+    A lone one is followed by a companion whose logits nobody asks for. What that leaves in the cache is at the next
+    position, which is written anew before it counts; where that position's block is not there yet, it is in
+    `spare_block`.
+    """
+    token_ids: list[int] = []
+    position_ids: list[int] = []
+    past_lens: list[int] = []
+    starts, block_starts, decode_starts = [0], [0], []
+    tables: list[np.ndarray[tuple[int, ...], np.dtype[np.int32]]] = []
+    packed_at = np.empty(batch.num_tokens, dtype=np.int32)  # where each token of `batch` went
+    for s in range(batch.num_sequences):
+        first, last = int(batch.sequence_starts[s]), int(batch.sequence_starts[s + 1])
+        past, decode_start = int(batch.past_lens[s]), int(batch.decode_starts[s])
+        table = batch.block_table[batch.block_starts[s] : batch.block_starts[s + 1]]
+        border = first + min(max(decode_start - past, 0), last - first)
+        for begin, end in ((first, border), (border, last)):
+            if begin == end:
+                continue
+            packed_at[begin:end] = np.arange(len(token_ids), len(token_ids) + end - begin)
+            token_ids += batch.token_ids[begin:end].tolist()
+            position_ids += batch.position_ids[begin:end].tolist()
+            held = table
+            if begin == border and end - begin == 1:
+                token_ids.append(_NO_MATTER)
+                position_ids.append(past + end - first)
+                held = np.append(table, np.int32(spare_block))
+            past_lens.append(past + begin - first)
+            starts.append(len(token_ids))
+            decode_starts.append(decode_start)
+            tables.append(held)
+            block_starts.append(block_starts[-1] + len(held))
+    return RaggedBatch(
+        token_ids=np.asarray(token_ids, dtype=np.int32),
+        position_ids=np.asarray(position_ids, dtype=np.int32),
+        past_lens=np.asarray(past_lens, dtype=np.int32),
+        sequence_starts=np.asarray(starts, dtype=np.int32),
+        decode_starts=np.asarray(decode_starts, dtype=np.int32),
+        block_table=np.concatenate(tables),
+        block_starts=np.asarray(block_starts, dtype=np.int32),
+        logits_rows=packed_at[batch.logits_rows],
+    )
