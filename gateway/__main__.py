@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from gateway.admission import Admission
 from gateway.app import create_app
+from gateway.connection import ConnectionLimits, protocol_with
 from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
 from gateway.metrics import GatewayMetrics
@@ -58,13 +59,19 @@ def build_server(settings: Settings, app: FastAPI, admission: Admission) -> Drai
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=protocol_with(
+            ConnectionLimits(
+                header_seconds=settings.header_timeout_seconds,
+                body_seconds=settings.body_timeout_seconds,
+                write_seconds=settings.write_timeout_seconds,
+                max_header_bytes=_MAX_HEADER_BYTES,
+            )
+        ),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         # After the drain: time for responses that are complete to be written out.
         timeout_graceful_shutdown=max(1, math.ceil(min(settings.shutdown_grace_seconds, 5.0))),
@@ -91,6 +98,9 @@ def main() -> None:
         ),
         probe_interval_seconds=settings.probe_interval_seconds,
         probe_timeout_seconds=settings.probe_timeout_seconds,
+        failover_seconds=settings.failover_timeout_seconds,
+        observe_failover=metrics.observe_failover,
+        observe_draft_fault=metrics.observe_draft_fault,
     )
     app = create_app(settings, fleet, metrics, admission=admission)
     structlog.get_logger().info("starting", host=settings.host, port=settings.port)

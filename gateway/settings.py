@@ -29,9 +29,12 @@ class Settings(BaseSettings):
     probe_timeout_seconds: float = Field(2.0, gt=0.0, description="for a service to answer that it is alive")
     first_token_timeout_seconds: float = Field(120.0, gt=0.0, description="for the target's prefill and first token")
     verify_timeout_seconds: float = Field(30.0, gt=0.0, description="for one round at the target")
+    failover_timeout_seconds: float = Field(
+        15.0, ge=0.0, description="how long a request does without any target, until one is back; then 503"
+    )
     draft_first_timeout_seconds: float = Field(10.0, gt=0.0, description="for the draft's prefill and first draft")
     draft_timeout_seconds: float = Field(1.0, gt=0.0, description="for a draft; the round then goes on without one")
-    draft_retry_seconds: float = Field(5.0, gt=0.0, description="how long a session does without a faulty draft")
+    draft_retry_seconds: float = Field(3.0, gt=0.0, description="longest time between two tries of a faulty draft")
 
     num_draft_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description='draft tokens per round where a request says nothing or "auto"; auto: as many as pay'
@@ -52,6 +55,9 @@ class Settings(BaseSettings):
 
     request_timeout_seconds: float = Field(
         600.0, gt=0.0, description="from arrival to the last token, waiting included"
+    )
+    header_timeout_seconds: float = Field(
+        10.0, gt=0.0, description="for a request's headers to arrive; a connection without a request ends then too"
     )
     body_timeout_seconds: float = Field(30.0, gt=0.0, description="for the whole request body to arrive")
     ping_interval_seconds: float = Field(15.0, gt=0.0, description="silence after which a stream gets a comment line")
