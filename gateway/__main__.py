@@ -6,6 +6,7 @@ the grace that the settings allow; then listening ends, and what is left is cut.
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 import time
@@ -17,15 +18,14 @@ from fastapi import FastAPI
 
 from gateway.admission import Admission
 from gateway.app import create_app
-from gateway.connection import ConnectionLimits, protocol_with
 from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
+from gateway.http_protocol import BoundedProtocol
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings
 from tandem.settings import LogSettings
 from tandem.telemetry import configure_logging
 
-_MAX_HEADER_BYTES = 64 * 1024
 _KEEP_ALIVE_SECONDS = 75  # longer than the usual 60 s of proxies, so that the proxy closes first
 
 
@@ -54,19 +54,19 @@ class DrainingServer(uvicorn.Server):
 
 
 def build_server(settings: Settings, app: FastAPI, admission: Admission) -> DrainingServer:
+    protocol = functools.partial(
+        BoundedProtocol,
+        max_header_bytes=settings.max_header_bytes,
+        header_timeout_seconds=settings.header_timeout_seconds,
+        body_timeout_seconds=settings.body_timeout_seconds,
+        write_timeout_seconds=settings.write_timeout_seconds,
+    )
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=protocol_with(
-            ConnectionLimits(
-                header_seconds=settings.header_timeout_seconds,
-                body_seconds=settings.body_timeout_seconds,
-                write_seconds=settings.write_timeout_seconds,
-                max_header_bytes=_MAX_HEADER_BYTES,
-            )
-        ),
+        http=protocol,  # type: ignore[arg-type]  # it is called as the class would be
         ws="none",
         lifespan="on",
         log_config=None,

@@ -41,6 +41,7 @@ class Settings(BaseSettings):
     )
     max_num_draft_tokens: int = Field(16, ge=1, le=64, description="the most draft tokens a request may ask for")
 
+    max_header_bytes: int = Field(64 << 10, ge=1024, description="larger request headers are refused (431)")
     max_body_bytes: int = Field(4 << 20, ge=1, description="a larger request body is refused (413) before it is parsed")
     max_prompt_chars: int = Field(
         1_000_000, ge=1, description="longest prompt in characters, checked before tokenising, whose time it bounds"
@@ -56,9 +57,7 @@ class Settings(BaseSettings):
     request_timeout_seconds: float = Field(
         600.0, gt=0.0, description="from arrival to the last token, waiting included"
     )
-    header_timeout_seconds: float = Field(
-        10.0, gt=0.0, description="for a request's headers to arrive; a connection without a request ends then too"
-    )
+    header_timeout_seconds: float = Field(15.0, gt=0.0, description="for all headers of a request to arrive")
     body_timeout_seconds: float = Field(30.0, gt=0.0, description="for the whole request body to arrive")
     ping_interval_seconds: float = Field(15.0, gt=0.0, description="silence after which a stream gets a comment line")
     write_timeout_seconds: float = Field(60.0, gt=0.0, description="how long a client may leave a stream unread")

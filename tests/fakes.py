@@ -36,7 +36,6 @@ from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from gateway.backends import Proposal
-from gateway.connection import ConnectionLimits, protocol_with
 from gateway.detokenize import byte_level_alphabet
 from gateway.served import Readiness, ServedModel
 from gateway.tokenizer import Tokenizer
@@ -61,7 +60,6 @@ BOS, START, END = 263, 264, 265
 VOCAB_SIZE = 266
 CONTEXT_LENGTH = 512
 MODEL_ID = "tests/scripted"
-LIMITS = ConnectionLimits(header_seconds=5.0, body_seconds=5.0, write_seconds=5.0, max_header_bytes=64 * 1024)
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
@@ -306,16 +304,11 @@ class FakeFleet:
 
 
 @asynccontextmanager
-async def serving(app: FastAPI, *, limits: ConnectionLimits = LIMITS) -> AsyncIterator[str]:
+async def serving(app: FastAPI) -> AsyncIterator[str]:
     """The application on a real uvicorn in this event loop; yields its base URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(
-            app,
-            http=protocol_with(limits),
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            timeout_graceful_shutdown=1,
+            app, http="httptools", log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1
         )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

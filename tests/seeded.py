@@ -147,8 +147,8 @@ def leave(stack: Stack, body: dict[str, Any], choose: random.Random) -> str:
     stream = choose.random() < 0.6
     raw = json.dumps(body | {"stream": stream}).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(raw)}\r\n\r\n"
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        f"content-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
     ).encode()
     with socket.create_connection(("127.0.0.1", stack.gateway_port), timeout=60.0) as connection:
         if choose.random() < 0.5:  # RST in place of FIN
@@ -177,6 +177,5 @@ def _read(connection: socket.socket, where: str, choose: random.Random) -> None:
             wanted -= len(chunk)
     elif where == "at the end":
         tail = b""
-        # A stream's last bytes but one, a document's last brace.
-        while not tail.rstrip().endswith((b"[DONE]", b"}}")) and (chunk := connection.recv(65536)):
+        while b"[DONE]" not in tail and not tail.endswith(b"}}") and (chunk := connection.recv(65536)):
             tail = (tail + chunk)[-64:]

@@ -101,13 +101,14 @@ def test_a_thousand_clients_that_leave_anywhere_leave_nothing_behind(stack: Stac
 def test_a_client_that_does_not_read_holds_its_session_no_longer_than_it_may(
     stack: Stack, asked: list[Question]
 ) -> None:
-    """Its answer, 5 MB with all log-probabilities, is more than the buffers between take; it keeps its socket open."""
+    """Its answers, 10 MB with all log-probabilities, are more than the buffers between take. Its socket stays open."""
     base = base_of(stack)
     raw = json.dumps(
         {
             "model": "tandem",
             "messages": [{"role": "user", "content": "Tell me."}],
             "max_tokens": 1900,
+            "n": 4,
             "logprobs": True,
             "top_logprobs": 20,
             "ignore_eos": True,
@@ -120,7 +121,7 @@ def test_a_client_that_does_not_read_holds_its_session_no_longer_than_it_may(
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", stack.gateway_port))
-        connection.sendall(head.encode() + b"\r\n\r\n" + raw)
+        connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + raw)
         _wait_until_held(stack, anything=True)
         _wait_until_held(stack, anything=False)
         assert stack.gateway.metric("tandem_requests_total", 'finish_reason="cancelled"') >= 1

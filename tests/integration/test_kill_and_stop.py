@@ -56,12 +56,14 @@ def _busiest(services: list[Service]) -> Service:
 
 
 def _hurt(stack: Stack, asked: list[Question], *, role: str, number: signal.Signals, num_requests: int) -> float:
-    """Ask so many requests, `AT_ONCE` at a time, and one fault with each lot; the failovers that this took."""
+    """Ask so many requests, `AT_ONCE` at a time, and one fault with each lot; how many faults sessions found."""
     choose = random.Random(f"{role} {number.name}")
     services = stack.targets if role == "target" else stack.drafts
-    base, before = base_of(stack), stack.gateway.metric("tandem_failovers_total")
+    found = "tandem_failovers_total" if role == "target" else "tandem_draft_faults_total"
+    base, before = base_of(stack), stack.gateway.metric(found)
     errors = stack.gateway.metric("tandem_requests_total", 'finish_reason="error"')
     for _ in range(num_requests // AT_ONCE):
+        stack.wait_until("ready")
         lot = choose.sample(asked, AT_ONCE)
         after = choose.randrange(sum(len(one.answer) for one in lot) // 3)
 
@@ -84,7 +86,7 @@ def _hurt(stack: Stack, asked: list[Question], *, role: str, number: signal.Sign
     stack.wait_until("ready")
     check_nothing_leaked(stack, base)
     assert stack.gateway.metric("tandem_requests_total", 'finish_reason="error"') == errors
-    return stack.gateway.metric("tandem_failovers_total") - before
+    return stack.gateway.metric(found) - before
 
 
 @pytest.mark.slow
@@ -94,8 +96,7 @@ def _hurt(stack: Stack, asked: list[Question], *, role: str, number: signal.Sign
 def test_twenty_seeded_requests_are_answered_as_without_the_fault(
     stack: Stack, asked: list[Question], role: str, number: signal.Signals
 ) -> None:
-    failovers = _hurt(stack, asked, role=role, number=number, num_requests=20)
-    assert (failovers > 0) == (role == "target")
+    assert _hurt(stack, asked, role=role, number=number, num_requests=20) > 0
 
 
 @pytest.mark.prove
@@ -105,8 +106,7 @@ def test_twenty_seeded_requests_are_answered_as_without_the_fault(
 def test_two_hundred_seeded_requests_are_answered_as_without_the_fault(
     stack: Stack, asked: list[Question], role: str, number: signal.Signals
 ) -> None:
-    failovers = _hurt(stack, asked, role=role, number=number, num_requests=200)
-    assert failovers >= (40 if role == "target" else 0)
+    assert _hurt(stack, asked, role=role, number=number, num_requests=200) > 30  # of 40 kills or stops
 
 
 def test_with_one_target_left_and_that_one_killed_the_stream_goes_on_when_it_is_back(
