@@ -19,8 +19,8 @@ from tests.fault_proxy import Fault, FaultProxy
 from tests.toy_services import DEADLINES, INFO, ToyFleet, toy_fleet
 
 PROMPT = tuple(b"abc")
-# What is late after a tenth of it: a second for a target, a fifth of one for a draft.
-IMPATIENT = replace(DEADLINES, first_seconds=10, verify_seconds=10, draft_first_seconds=2, draft_seconds=2)
+# What is late after a tenth of it: a second; and of a first draft, of which nothing is known, after two.
+IMPATIENT = replace(DEADLINES, draft_first_seconds=2)
 
 
 def _start(*, seed: int = 1, verification: Verification = Verification.REJECTION) -> SessionStart:

@@ -115,9 +115,7 @@ def test_a_client_that_does_not_read_holds_its_session_no_longer_than_it_may(
             "stream": True,
         }
     ).encode()
-    head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}"
-    )
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n"
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", stack.gateway_port))
