@@ -6,6 +6,7 @@ the grace that the settings allow; then listening ends, and what is left is cut.
 
 from __future__ import annotations
 
+import functools
 import math
 import socket
 import time
@@ -19,12 +20,12 @@ from gateway.admission import Admission
 from gateway.app import create_app
 from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
+from gateway.http_protocol import BoundedProtocol
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings
 from tandem.settings import LogSettings
 from tandem.telemetry import configure_logging
 
-_MAX_HEADER_BYTES = 64 * 1024
 _KEEP_ALIVE_SECONDS = 75  # longer than the usual 60 s of proxies, so that the proxy closes first
 
 
@@ -53,18 +54,24 @@ class DrainingServer(uvicorn.Server):
 
 
 def build_server(settings: Settings, app: FastAPI, admission: Admission) -> DrainingServer:
+    protocol = functools.partial(
+        BoundedProtocol,
+        max_header_bytes=settings.max_header_bytes,
+        header_timeout_seconds=settings.header_timeout_seconds,
+        body_timeout_seconds=settings.body_timeout_seconds,
+        write_timeout_seconds=settings.write_timeout_seconds,
+    )
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=protocol,  # type: ignore[arg-type]  # it is called as the class would be
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         # After the drain: time for responses that are complete to be written out.
         timeout_graceful_shutdown=max(1, math.ceil(min(settings.shutdown_grace_seconds, 5.0))),
@@ -91,6 +98,9 @@ def main() -> None:
         ),
         probe_interval_seconds=settings.probe_interval_seconds,
         probe_timeout_seconds=settings.probe_timeout_seconds,
+        failover_seconds=settings.failover_timeout_seconds,
+        observe_failover=metrics.observe_failover,
+        observe_draft_fault=metrics.observe_draft_fault,
     )
     app = create_app(settings, fleet, metrics, admission=admission)
     structlog.get_logger().info("starting", host=settings.host, port=settings.port)

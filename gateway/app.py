@@ -75,6 +75,7 @@ def create_app(
     metrics.watch(
         running=lambda: places.running,
         waiting=lambda: places.waiting,
+        tasks=lambda: len(asyncio.all_tasks()),
         target_up=lambda: fleet.readiness().status != "unavailable",
         draft_up=lambda: fleet.draft_info is not None,
     )

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
-from gateway.grpc_backends import Deadlines, GrpcDrafts, GrpcTarget
+from gateway.failover import FailoverReason, FailoverTarget
+from gateway.grpc_backends import Deadlines, GrpcDrafts, GrpcTargets
 from gateway.peers import Peer
 from gateway.served import Readiness, ServedModel
 from gateway.tokenizer import Tokenizer
 from tandem.errors import InternalError, Mismatch, Unavailable
 from tandem.rpc import codec
-from tandem.types import DraftInfo, TargetInfo
+from tandem.types import DraftInfo, DraftlessReason, TargetInfo
 from tandem.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 # Files of the largest tokenizers in use are about 35 MB.
 _MAX_TOKENIZER_BYTES = 256 << 20
+# A try at a target that hangs costs a request time, so tries become rare.
+_TARGET_REST_SECONDS = 30.0
+_HOW_TO_CHANGE = "restart the gateway to change the model"
 
 
 class Fleet:
@@ -32,8 +36,13 @@ class Fleet:
         deadlines: Deadlines,
         probe_interval_seconds: float,
         probe_timeout_seconds: float,
+        failover_seconds: float,
+        observe_failover: Callable[[FailoverReason], None],
+        observe_draft_fault: Callable[[DraftlessReason], None],
     ) -> None:
+        """`failover_seconds`: how long a request does without any target."""
         self._served: ServedModel | None = None
+        self._accepting = asyncio.Lock()  # the first target sets what the others are compared with
         self._targets = [
             Peer(
                 address,
@@ -42,6 +51,7 @@ class Fleet:
                 accept=self._accept_target,
                 probe_interval_seconds=probe_interval_seconds,
                 probe_timeout_seconds=probe_timeout_seconds,
+                longest_rest_seconds=_TARGET_REST_SECONDS,
             )
             for address in targets
         ]
@@ -53,12 +63,15 @@ class Fleet:
                 accept=self._accept_draft,
                 probe_interval_seconds=probe_interval_seconds,
                 probe_timeout_seconds=probe_timeout_seconds,
+                longest_rest_seconds=deadlines.draft_retry_seconds,
             )
             for address in drafts
         ]
         self._peers: list[Peer[TargetInfo] | Peer[DraftInfo]] = [*self._targets, *self._drafts]
-        self.target = GrpcTarget(self._targets, deadlines)
-        self.drafts = GrpcDrafts(self._drafts, deadlines)
+        self.target = FailoverTarget(
+            GrpcTargets(self._targets, deadlines), limit_seconds=failover_seconds, observe=observe_failover
+        )
+        self.drafts = GrpcDrafts(self._drafts, deadlines, observe=observe_draft_fault)
 
     async def start(self) -> None:
         for peer in self._peers:
@@ -88,17 +101,14 @@ class Fleet:
         return Readiness("degraded" if reasons else "ready", reasons)
 
     async def _accept_target(self, info: TargetInfo, channel: grpc.aio.Channel) -> None:
-        if self._served is not None:
-            served = self._served.info.model
-            if (info.model.model_id, info.model.revision) != (served.model_id, served.revision):
-                raise Mismatch(
-                    f"serves {info.model.model_id}@{info.model.revision}, "
-                    f"the others {served.model_id}@{served.revision}; restart the gateway to change the model"
-                )
-            return
-        files = await _fetch_tokenizer(channel)
-        tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
-        self._served = ServedModel(info=info, tokenizer=tokenizer, created=int(time.time()))
+        async with self._accepting:
+            if self._served is not None:
+                if differences := _differences(info, self._served.info):
+                    raise Mismatch(f"is no replica of the others: {'; '.join(differences)}; {_HOW_TO_CHANGE}")
+                return
+            files = await _fetch_tokenizer(channel)
+            tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            self._served = ServedModel(info=info, tokenizer=tokenizer, created=int(time.time()))
         for draft in self._drafts:
             draft.probe_soon()
 
@@ -113,6 +123,22 @@ class Fleet:
                 f"its tokenizer ({info.model.model_id}: {info.model.tokenizer_fingerprint}) is not the target's "
                 f"({target.model_id}: {target.tokenizer_fingerprint}); choose a draft of the same family"
             )
+
+
+def _differences(replica: TargetInfo, served: TargetInfo) -> list[str]:
+    """What keeps a target from going on with texts that another one began."""
+    pairs = {
+        "model": (_name(replica), _name(served)),
+        "tokenizer": (replica.model.tokenizer_fingerprint, served.model.tokenizer_fingerprint),
+        "vocabulary": (replica.model.vocab_size, served.model.vocab_size),
+        "context": (replica.model.context_length, served.model.context_length),
+        "end tokens": (replica.end_token_ids, served.end_token_ids),
+    }
+    return [f"its {what} is {mine}, theirs {theirs}" for what, (mine, theirs) in pairs.items() if mine != theirs]
+
+
+def _name(info: TargetInfo) -> str:
+    return f"{info.model.model_id}@{info.model.revision}"
 
 
 async def _describe_target(channel: grpc.aio.Channel) -> TargetInfo:

@@ -29,6 +29,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from gateway.answer import round_seconds
+from gateway.failover import FailoverReason
 from gateway.speculate import Round
 from tandem import __version__
 from tandem.types import DraftlessReason, Verification
@@ -36,6 +37,8 @@ from tandem.types import DraftlessReason, Verification
 _ROUND_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 _WAIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0)
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
+
+_DRAFT_FAULTS = (DraftlessReason.DOWN, DraftlessReason.TIMEOUT, DraftlessReason.ERROR)
 
 Outcome = Literal["stop", "length", "cancelled", "error"]
 
@@ -94,6 +97,13 @@ class GatewayMetrics:
             "reason",
         )
         self._draftless = {reason: draftless.labels(reason.value) for reason in DraftlessReason}
+        draft_faults = self._labelled(
+            "draft_faults",
+            "Sessions that lost their draft, or did not get one, by what they saw: down (its stream broke), timeout, "
+            "error. Each is one draftless round or more: sum by (reason) (rate(tandem_draft_faults_total[5m]))",
+            "reason",
+        )
+        self._draft_faults = {reason: draft_faults.labels(reason.value) for reason in _DRAFT_FAULTS}
         round_time = Histogram(
             "tandem_round_seconds",
             "Time of a round by where it is spent: draft and verify inside the services, network all the rest. "
@@ -143,6 +153,13 @@ class GatewayMetrics:
             "generation_tokens",
             "Tokens of answers, as `usage` counts them. Tokens per second: rate(tandem_generation_tokens_total[5m])",
         )
+        failovers = self._labelled(
+            "failovers",
+            "Sessions that were opened again, at another target or the same one, by what they saw: unavailable (the "
+            "stream broke), timeout, error, overloaded: sum by (reason) (rate(tandem_failovers_total[5m]))",
+            "reason",
+        )
+        self._failovers = {reason: failovers.labels(reason.value) for reason in FailoverReason}
         self._first_token = self._histogram(
             "time_to_first_token_seconds",
             "From a request's arrival to an answer's first token, waiting included. "
@@ -157,6 +174,7 @@ class GatewayMetrics:
         )
         self._running = self._gauge("requests_running", "Answers that are being generated")
         self._waiting = self._gauge("requests_waiting", "Requests that wait for their turn")
+        self._tasks = self._gauge("tasks", "Tasks of the gateway's event loop; without requests it returns to its base")
         self._backend_up = Gauge(
             "tandem_backend_up", "1 while a service can be used, else 0", ["backend"], registry=self.registry
         )
@@ -187,6 +205,13 @@ class GatewayMetrics:
             stage.observe(seconds)
         if not outcome.num_drafted:
             self._plain_step.observe(outcome.verify_seconds)
+
+    def observe_failover(self, reason: FailoverReason) -> None:
+        self._failovers[reason].inc()
+
+    def observe_draft_fault(self, reason: DraftlessReason) -> None:
+        """A draft's fault: down, timeout or error."""
+        self._draft_faults[reason].inc()
 
     def observe_dropped(self, num_tokens: int) -> None:
         """Accepted draft tokens past the end of an answer."""
@@ -226,12 +251,14 @@ class GatewayMetrics:
         *,
         running: Callable[[], int],
         waiting: Callable[[], int],
+        tasks: Callable[[], int],
         target_up: Callable[[], bool],
         draft_up: Callable[[], bool],
     ) -> None:
         """Read these at each scrape."""
         self._running.set_function(lambda: float(running()))
         self._waiting.set_function(lambda: float(waiting()))
+        self._tasks.set_function(lambda: float(tasks()))
         self._backend_up.labels("target").set_function(lambda: float(target_up()))
         self._backend_up.labels("draft").set_function(lambda: float(draft_up()))
 

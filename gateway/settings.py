@@ -29,15 +29,19 @@ class Settings(BaseSettings):
     probe_timeout_seconds: float = Field(2.0, gt=0.0, description="for a service to answer that it is alive")
     first_token_timeout_seconds: float = Field(120.0, gt=0.0, description="for the target's prefill and first token")
     verify_timeout_seconds: float = Field(30.0, gt=0.0, description="for one round at the target")
+    failover_timeout_seconds: float = Field(
+        15.0, ge=0.0, description="how long a request does without any target, until one is back; then 503"
+    )
     draft_first_timeout_seconds: float = Field(10.0, gt=0.0, description="for the draft's prefill and first draft")
     draft_timeout_seconds: float = Field(1.0, gt=0.0, description="for a draft; the round then goes on without one")
-    draft_retry_seconds: float = Field(5.0, gt=0.0, description="how long a session does without a faulty draft")
+    draft_retry_seconds: float = Field(3.0, gt=0.0, description="longest time between two tries of a faulty draft")
 
     num_draft_tokens: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description='draft tokens per round where a request says nothing or "auto"; auto: as many as pay'
     )
     max_num_draft_tokens: int = Field(16, ge=1, le=64, description="the most draft tokens a request may ask for")
 
+    max_header_bytes: int = Field(64 << 10, ge=1024, description="larger request headers are refused (431)")
     max_body_bytes: int = Field(4 << 20, ge=1, description="a larger request body is refused (413) before it is parsed")
     max_prompt_chars: int = Field(
         1_000_000, ge=1, description="longest prompt in characters, checked before tokenising, whose time it bounds"
@@ -53,6 +57,7 @@ class Settings(BaseSettings):
     request_timeout_seconds: float = Field(
         600.0, gt=0.0, description="from arrival to the last token, waiting included"
     )
+    header_timeout_seconds: float = Field(15.0, gt=0.0, description="for all headers of a request to arrive")
     body_timeout_seconds: float = Field(30.0, gt=0.0, description="for the whole request body to arrive")
     ping_interval_seconds: float = Field(15.0, gt=0.0, description="silence after which a stream gets a comment line")
     write_timeout_seconds: float = Field(60.0, gt=0.0, description="how long a client may leave a stream unread")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession
-from gateway.backends import Proposal
+from gateway.backends import Proposal, Target
 from gateway.draft_length import FixedLength
 from gateway.peer_text import Change, PeerText
 from gateway.speculate import Round, SpeculationPlan, speculate
@@ -200,7 +200,7 @@ async def rounds_of(
     start: SessionStart,
     *,
     num_tokens: int,
-    target: InProcessTarget,
+    target: Target,
     drafts: InProcessDrafts | None = None,
     drafter: str = "",
     k: int = 0,
@@ -224,7 +224,7 @@ async def speak(
     start: SessionStart,
     *,
     num_tokens: int,
-    target: InProcessTarget,
+    target: Target,
     drafts: InProcessDrafts | None = None,
     drafter: str = "",
     k: int = 0,

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Service:
     environment: Mapping[str, str]
     log: Path
     process: subprocess.Popen[bytes] | None = None
+    metrics_port: int = 0
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -69,57 +70,77 @@ class Service:
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
+    def metric(self, name: str, labels: str = "") -> float:
+        """The sum of a metric's samples, or of those whose labels contain `labels`, such as `reason="timeout"`."""
+        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10.0).text
+        rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+        return sum(float(value) for series, value in rows if series.partition("{")[0] == name and labels in series)
+
 
 @dataclass
 class Stack:
-    """Target, draft and gateway. `target_model` and `draft_model` are what the services' settings accept."""
+    """Targets, drafts and a gateway. `target_model` and `draft_model` are what the services' settings accept.
+
+    `between` gives the port that the gateway is told in place of a service's own, such as a proxy's.
+    """
 
     folder: Path
     target_model: str
     draft_model: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
+    num_targets: int = 1
+    num_drafts: int = 1
+    target_module: str = "target_service"
+    between: Callable[[int], int] = lambda port: port
 
     def __post_init__(self) -> None:
-        self.target_port, self.draft_port, self.gateway_port = free_port(), free_port(), free_port()
-        self.target_metrics_port, self.draft_metrics_port = free_port(), free_port()
+        target_ports = [free_port() for _ in range(self.num_targets)]
+        draft_ports = [free_port() for _ in range(self.num_drafts)]
+        self.gateway_port = free_port()
         self.url = f"http://127.0.0.1:{self.gateway_port}"
         common = {"TANDEM_LOG_FORMAT": "json", **self.settings}
-        self.target = Service(
-            "target_service",
-            {
-                "TANDEM_TARGET_MODEL": self.target_model,
-                "TANDEM_TARGET_DTYPE": "float32",
-                "TANDEM_TARGET_PORT": str(self.target_port),
-                "TANDEM_TARGET_METRICS_PORT": str(self.target_metrics_port),
-                **common,
-            },
-            self.folder / "target.log",
-        )
-        self.draft = Service(
-            "draft_service",
-            {
-                "TANDEM_DRAFT_MODEL": self.draft_model,
-                "TANDEM_DRAFT_DTYPE": "float32",
-                "TANDEM_DRAFT_PORT": str(self.draft_port),
-                "TANDEM_DRAFT_METRICS_PORT": str(self.draft_metrics_port),
-                **common,
-            },
-            self.folder / "draft.log",
-        )
+        self.targets = [
+            self._model_service(self.target_module, "target", self.target_model, port, common) for port in target_ports
+        ]
+        self.drafts = [
+            self._model_service("draft_service", "draft", self.draft_model, port, common) for port in draft_ports
+        ]
+        self.target, self.draft = self.targets[0], self.drafts[0]
+        self.target_metrics_port, self.draft_metrics_port = self.target.metrics_port, self.draft.metrics_port
         self.gateway = Service(
             "gateway",
             {
                 "TANDEM_GATEWAY_PORT": str(self.gateway_port),
                 # Chosen by measured times, it would be another k in each run, and with it the last bits of logits.
                 "TANDEM_GATEWAY_NUM_DRAFT_TOKENS": "5",
-                "TANDEM_GATEWAY_TARGET_ADDRESSES": f"127.0.0.1:{self.target_port}",
-                "TANDEM_GATEWAY_DRAFT_ADDRESSES": f"127.0.0.1:{self.draft_port}",
+                "TANDEM_GATEWAY_TARGET_ADDRESSES": ",".join(self._address(port) for port in target_ports),
+                "TANDEM_GATEWAY_DRAFT_ADDRESSES": ",".join(self._address(port) for port in draft_ports),
                 **common,
             },
             self.folder / "gateway.log",
+            metrics_port=self.gateway_port,
         )
-        self.services = (self.target, self.draft, self.gateway)
+        self.services = (*self.targets, *self.drafts, self.gateway)
         self.client = httpx.Client(timeout=300.0)
+
+    def _address(self, port: int) -> str:
+        return f"127.0.0.1:{self.between(port)}"
+
+    def _model_service(self, module: str, role: str, model: str, port: int, common: Mapping[str, str]) -> Service:
+        prefix = f"TANDEM_{role.upper()}_"
+        metrics_port = free_port()
+        return Service(
+            module,
+            {
+                prefix + "MODEL": model,
+                prefix + "DTYPE": "float32",
+                prefix + "PORT": str(port),
+                prefix + "METRICS_PORT": str(metrics_port),
+                **common,
+            },
+            self.folder / f"{role}-{port}.log",
+            metrics_port=metrics_port,
+        )
 
     def __enter__(self) -> Stack:
         try:
@@ -168,8 +189,5 @@ class Stack:
         return answer
 
     def metric(self, service: str, name: str) -> float:
-        """The sum of a metric's samples at `target`, `draft` or `gateway`."""
-        port = {"target": self.target_metrics_port, "draft": self.draft_metrics_port, "gateway": self.gateway_port}
-        text = self.client.get(f"http://127.0.0.1:{port[service]}/metrics", timeout=5.0).text
-        rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
-        return sum(float(value) for series, value in rows if series.partition("{")[0] == name)
+        """The sum of a metric's samples at `target`, `draft` (the first of each) or `gateway`."""
+        return {"target": self.target, "draft": self.draft, "gateway": self.gateway}[service].metric(name)

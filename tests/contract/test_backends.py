@@ -107,6 +107,9 @@ async def real() -> AsyncIterator[Pair]:
             ),
             probe_interval_seconds=0.2,
             probe_timeout_seconds=5,
+            failover_seconds=5,
+            observe_failover=lambda _: None,
+            observe_draft_fault=lambda _: None,
         )
         await fleet.start()
         await _until(lambda: fleet.readiness().status == "ready")

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from gateway.failover import FailoverReason
 from gateway.metrics import GatewayMetrics
 from gateway.speculate import Round
 from tandem.types import DraftlessReason, ServiceTimes, TokenOrigin
@@ -17,7 +18,7 @@ ACCEPT_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 def new_metrics() -> GatewayMetrics:
     metrics = GatewayMetrics(max_num_draft_tokens=4)
     metrics.declare_routes(["/v1/completions"])
-    metrics.watch(running=lambda: 2, waiting=lambda: 1, target_up=lambda: True, draft_up=lambda: False)
+    metrics.watch(running=lambda: 2, waiting=lambda: 1, tasks=lambda: 7, target_up=lambda: True, draft_up=lambda: False)
     return metrics
 
 
@@ -103,6 +104,7 @@ def test_answers_and_http_requests_are_counted() -> None:
     assert found['tandem_http_requests_total{route="/v1/completions",status="4xx"}'] == 1
     assert found["tandem_requests_running"] == 2
     assert found["tandem_requests_waiting"] == 1
+    assert found["tandem_tasks"] == 7
     assert found['tandem_backend_up{backend="target"}'] == 1
     assert found['tandem_backend_up{backend="draft"}'] == 0
 
@@ -111,6 +113,10 @@ def test_k9_every_series_exists_at_zero_before_any_traffic() -> None:
     found = samples(new_metrics())
     for reason in DraftlessReason:
         assert found[f'tandem_draftless_rounds_total{{reason="{reason.value}"}}'] == 0
+    for fault in ("down", "timeout", "error"):
+        assert found[f'tandem_draft_faults_total{{reason="{fault}"}}'] == 0
+    for failover in FailoverReason:
+        assert found[f'tandem_failovers_total{{reason="{failover.value}"}}'] == 0
     for position in range(4):
         assert found[f'tandem_spec_decode_num_accepted_tokens_per_pos_total{{position="{position}"}}'] == 0
     for finish_reason in ("stop", "length", "cancelled", "error"):
