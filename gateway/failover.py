@@ -156,7 +156,9 @@ class FailoverSession:
 
     def _failed(self, error: TandemError) -> None:
         reason = _REASONS[type(error)]
-        structlog.get_logger().warning("failover", request_id=self._start.request_id, reason=reason.value)
+        structlog.get_logger().warning(
+            "failover", request_id=self._start.request_id, reason=reason.value, error=error.message
+        )
         self._observe(reason)
         self.close()
 
