@@ -1,4 +1,4 @@
-// The gateway's API: JSON, streams, and errors in words.
+// The gateway's API: JSON, streams, and errors in words. Paths are relative to the page, wherever a proxy has put it.
 
 const MAX_EVENT_CHARS = 4 << 20;
 
@@ -16,7 +16,7 @@ export async function getJson(path, { key = "" } = {}) {
   try {
     return { status: response.status, body: await response.json() };
   } catch {
-    throw new ApiError(`The gateway answered ${path} with something that is not JSON (${response.status}).`);
+    throw new ApiError(`The gateway answered /${path} with something that is not JSON (${response.status}).`);
   }
 }
 
@@ -27,7 +27,7 @@ export async function getJson(path, { key = "" } = {}) {
  * the answer breaks off.
  */
 export async function* streamChat(body, { key = "", signal } = {}) {
-  const response = await reach("/v1/chat/completions", {
+  const response = await reach("v1/chat/completions", {
     method: "POST",
     headers: { ...headers(key), "content-type": "application/json" },
     body: JSON.stringify({ ...body, stream: true }),

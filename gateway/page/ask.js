@@ -1,7 +1,7 @@
 // One question to the gateway, timed.
 
-import { streamChat } from "/page/api.js";
-import { Answer } from "/page/answer.js";
+import { streamChat } from "./api.js";
+import { Answer } from "./answer.js";
 
 /**
  * Ask, and return the answer when it is complete. `onTokens(fresh, answer)` hears of tokens as they come; what has come

@@ -1,8 +1,8 @@
 // The chat: questions, answers as they come, and what plain decoding would have taken.
 
-import { Answer, commonTokens, decimal, percent } from "/page/answer.js";
-import { ask, drawSeed, plainly } from "/page/ask.js";
-import { TokenText, tokenTable, withText } from "/page/tokens.js";
+import { Answer, commonTokens, decimal, percent } from "./answer.js";
+import { ask, drawSeed, plainly } from "./ask.js";
+import { TokenText, tokenTable, withText } from "./tokens.js";
 
 export class Chat {
   #messages = [];

@@ -1,6 +1,6 @@
 // The figures of the answer that grows, and its rounds as columns.
 
-import { decimal, percent } from "/page/answer.js";
+import { decimal, percent } from "./answer.js";
 
 const MAX_COLUMNS = 40;
 

@@ -1,11 +1,11 @@
 // Wires the page together: elements, keys, tabs, and what happens when something goes wrong.
 
-import { ApiError, getJson } from "/page/api.js";
-import { Chat } from "/page/chat.js";
-import { Controls, SettingError } from "/page/controls.js";
-import { Figures } from "/page/figures.js";
-import { Race } from "/page/race.js";
-import { Card } from "/page/tokens.js";
+import { ApiError, getJson } from "./api.js";
+import { Chat } from "./chat.js";
+import { Controls, SettingError } from "./controls.js";
+import { Figures } from "./figures.js";
+import { Race } from "./race.js";
+import { Card } from "./tokens.js";
 
 const READINESS_INTERVAL_MS = 10_000;
 
@@ -102,7 +102,7 @@ function fail(message) {
 async function refresh() {
   const health = byId("health");
   try {
-    const { body } = await getJson("/health/ready");
+    const { body } = await getJson("health/ready");
     say(health, body.status, body.reasons.join("; "));
     if (body.status !== "unavailable") await refreshModel();
   } catch (error) {
@@ -111,7 +111,7 @@ async function refresh() {
 }
 
 async function refreshModel() {
-  const { status, body } = await getJson("/v1/models", { key: controls.key });
+  const { status, body } = await getJson("v1/models", { key: controls.key });
   if (status === 401) byId("model").textContent = "The gateway wants an API key";
   if (status !== 200) return;
   const model = body.data[0];

@@ -1,10 +1,10 @@
 // The race: one request with speculation and without, under one seed. The text is the same, the time is not.
 
-import { Answer, commonTokens } from "/page/answer.js";
-import { ask, drawSeed, plainly } from "/page/ask.js";
-import { drawTimeline } from "/page/chart.js";
-import { Painter } from "/page/chat.js";
-import { TokenText } from "/page/tokens.js";
+import { Answer, commonTokens } from "./answer.js";
+import { ask, drawSeed, plainly } from "./ask.js";
+import { drawTimeline } from "./chart.js";
+import { Painter } from "./chat.js";
+import { TokenText } from "./tokens.js";
 
 export class Race {
   #parts;
@@ -45,6 +45,7 @@ export class Race {
     this.#parts.lanes.hidden = false;
     for (const lane of [on, off]) lane.begin();
     this.#figures.clear();
+    this.#parts.lanes.scrollIntoView({ block: "nearest" });
     try {
       this.#say("Reading the message…");
       await ask({ ...plainly(body), max_tokens: 1 }, { key, signal });

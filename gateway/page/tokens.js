@@ -1,7 +1,7 @@
 // An answer's text, token by token: coloured by origin, and explained under the pointer or the keyboard.
 // Model output goes into text nodes, and nowhere else.
 
-import { probability } from "/page/answer.js";
+import { probability } from "./answer.js";
 
 const KINDS = { accepted: "accepted draft", recovered: "recovered", bonus: "bonus", plain: "plain" };
 

@@ -97,6 +97,7 @@ def test_the_table_has_every_token_too(page: Any) -> None:
     ask(page)
     tokens = told(streams(page)[0])
     page.click(".table summary")
+    page.wait_for_selector(".table tbody tr")
     rows = page.locator(".table tbody tr")
     assert rows.count() == len(tokens)
     cells = rows.nth(7).locator("td").all_inner_texts()
