@@ -92,6 +92,16 @@ test-clients: setup .venv-clients/installed ## the clients people use, against r
 	.venv-clients/bin/pip install --quiet --disable-pip-version-check $(PIP_INSTALL_ARGS) --requirement $<
 	@touch $@
 
+.PHONY: test-browser
+test-browser: setup .venv-browser/installed ## the page at / in a real Chromium (Debian: chromium), against real services
+	.venv-browser/bin/python -m pytest -m browser -W ignore tests/browser
+
+# An environment of its own, too (0.2 GB). The browser is whatever Chromium is installed, or TANDEM_CHROMIUM names.
+.venv-browser/installed: tests/browser/requirements.txt
+	$(PYTHON) -m venv .venv-browser
+	.venv-browser/bin/pip install --quiet --disable-pip-version-check $(PIP_INSTALL_ARGS) --requirement $<
+	@touch $@
+
 # --- protos ------------------------------------------------------------------------------------------------------
 
 # The stubs are committed, so that installing needs no compiler; they are never edited.

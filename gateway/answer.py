@@ -48,6 +48,7 @@ class AnswerToken:
     origin: TokenOrigin
     round: int  # from 0, the prefill's
     position: int  # in the answer, from 0
+    num_drafted: int = 0  # of its round: what the target tested
     logprob: TokenLogprob | None = None  # where asked for
 
 
@@ -84,7 +85,7 @@ class Answer:
         logprobs: Sequence[TokenLogprob | None] = outcome.logprobs or [None] * len(outcome.token_ids)
         tokens = zip(outcome.token_ids, outcome.origins, logprobs, strict=True)
         for index, (token_id, origin, logprob) in enumerate(tokens):
-            released += self._take(token_id, origin, logprob)
+            released += self._take(token_id, origin, logprob, num_drafted=outcome.num_drafted)
             if self.finish_reason is not None:
                 dropped = outcome.origins[index + 1 :]
                 self.num_accepted_dropped += dropped.count(TokenOrigin.ACCEPTED)
@@ -92,7 +93,7 @@ class Answer:
         self._num_rounds += 1
         return self._delta(released)
 
-    def _take(self, token_id: int, origin: TokenOrigin, logprob: TokenLogprob | None) -> str:
+    def _take(self, token_id: int, origin: TokenOrigin, logprob: TokenLogprob | None, *, num_drafted: int) -> str:
         rules = self._rules
         self.num_tokens += 1
         armed = self.num_tokens > rules.min_tokens
@@ -112,6 +113,7 @@ class Answer:
             origin=origin,
             round=self._num_rounds,
             position=self.num_tokens - 1,
+            num_drafted=num_drafted,
             logprob=logprob,
         )
         self._pending.append((token, self._decoded_chars))

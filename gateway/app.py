@@ -26,6 +26,7 @@ from gateway.generate import Generation
 from gateway.jobs import JobMaker
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import describe
+from gateway.page_routes import build_page_router
 from gateway.routes import build_router
 from gateway.served import Backends
 from gateway.settings import Settings
@@ -63,7 +64,9 @@ def create_app(
         admission=places,
         metrics=metrics,
     )
+    page = build_page_router()
     app.include_router(router)
+    app.include_router(page)
     app.add_exception_handler(TandemError, on_tandem_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
@@ -71,7 +74,8 @@ def create_app(
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds)
     app.add_middleware(RequestContext, metrics=metrics)
-    metrics.declare_routes([route.path_format for route in router.routes if isinstance(route, APIRoute)])
+    routes = [*router.routes, *page.routes]
+    metrics.declare_routes([route.path_format for route in routes if isinstance(route, APIRoute)])
     metrics.watch(
         running=lambda: places.running,
         waiting=lambda: places.waiting,

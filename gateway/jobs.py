@@ -18,7 +18,7 @@ from gateway.served import Backends, ServedModel
 from gateway.settings import Settings
 from gateway.speculate import SpeculationPlan
 from tandem.errors import ContextTooLong, InvalidRequest
-from tandem.types import SamplingParams, SessionStart, TokenLogprob, Verification
+from tandem.types import DraftInfo, SamplingParams, SessionStart, TokenLogprob, Verification
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions; a chat may fill the context
 _INLINE_CHARS = 4_000  # tokenising so much takes about a millisecond; more goes to a thread
@@ -236,7 +236,7 @@ class JobMaker:
             )
         info = self._backends.draft_info
         if info is not None:
-            names = dict.fromkeys(("auto", *info.drafters))  # a service with a model has one of that name
+            names = drafter_names(info)
             if wish.drafter not in names:
                 raise InvalidRequest(
                     f"speculation.drafter must be one of {', '.join(names)}",
@@ -248,6 +248,11 @@ class JobMaker:
             drafter="" if wish.drafter == "auto" else wish.drafter,
             automatic=asked == "auto",
         )
+
+
+def drafter_names(info: DraftInfo) -> tuple[str, ...]:
+    """What `speculation.drafter` may be; a service with a model has one that is called "auto" itself."""
+    return tuple(dict.fromkeys(("auto", *info.drafters)))
 
 
 def _verification(body: GenerationBody) -> Verification:

@@ -60,8 +60,9 @@ class TraceToken(_Document):
     token_id: int
     text: str
     origin: Literal["accepted", "recovered", "bonus", "plain"]
-    round: int
-    position: int
+    round: Annotated[int, Field(description="call of the target, from 0, the prefill's")]
+    position: Annotated[int, Field(description="in the answer, from 0")]
+    drafted: Annotated[int, Field(description="drafted tokens that the target tested in this round")]
 
 
 class CompletionLogprobs(_Document):
@@ -130,6 +131,15 @@ class ChatDocument(_Answer):
     prompt_token_ids: Annotated[list[int] | None, Field(description="with return_token_ids")] = None
 
 
+class SpeculationOffer(_Document):
+    """What a request's `speculation` may ask for at present."""
+
+    drafters: Annotated[list[str], Field(description="empty while there is no draft service")]
+    draft_model: Annotated[str | None, Field(description="null where drafts need no model")]
+    num_draft_tokens: Annotated[int | Literal["auto"], Field(description="where a request does not say")]
+    max_num_draft_tokens: int
+
+
 class ModelCard(_Document):
     id: str
     object: Literal["model"]
@@ -138,6 +148,7 @@ class ModelCard(_Document):
     root: str
     parent: None
     max_model_len: int
+    speculation: SpeculationOffer
 
 
 class ModelList(_Document):

@@ -172,6 +172,7 @@ class Reply:
                     "origin": token.origin.value,
                     "round": token.round,
                     "position": token.position,
+                    "drafted": token.num_drafted,
                 }
                 for token in tokens
             ]

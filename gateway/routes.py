@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 
 from gateway.admission import Admission
 from gateway.generate import Generation
-from gateway.jobs import Job, JobMaker
+from gateway.jobs import Job, JobMaker, drafter_names
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import (
     ChatDocument,
@@ -80,6 +80,15 @@ def build_router(
             )
         return _json(await until_disconnect(request.receive, writer.document()))
 
+    def offer() -> dict[str, Any]:
+        info = backends.draft_info
+        return {
+            "drafters": [] if info is None else list(drafter_names(info)),
+            "draft_model": None if info is None or info.model is None else info.model.model_id,
+            "num_draft_tokens": settings.num_draft_tokens,
+            "max_num_draft_tokens": settings.max_num_draft_tokens,
+        }
+
     @router.post("/v1/completions", responses=generated(CompletionDocument), tags=["openai"])
     async def completions(request: Request, body: CompletionBody) -> Response:
         """Continue one prompt or several."""
@@ -100,7 +109,7 @@ def build_router(
     async def list_models() -> Response:
         """The model that is served, under its own name and as `tandem`."""
         served = backends.served()
-        cards = [_model_card(name, served) for name in (served.model_id, MODEL_ALIAS)]
+        cards = [_model_card(name, served, offer()) for name in (served.model_id, MODEL_ALIAS)]
         return _json({"object": "list", "data": cards})
 
     @router.get("/v1/models/{model_id:path}", responses=success(ModelCard) | errors(404, 503), tags=["openai"])
@@ -108,7 +117,7 @@ def build_router(
         """One model, by either name."""
         served = backends.served()
         _check_model(model_id, served)
-        return _json(_model_card(model_id, served))
+        return _json(_model_card(model_id, served, offer()))
 
     @router.get("/health/live", tags=["health"])
     async def live() -> Response:
@@ -140,7 +149,7 @@ def _check_model(name: str | None, served: ServedModel) -> None:
         raise UnknownModel(f"the model {name[:200]!r} does not exist here; {served.model_id!r} does")
 
 
-def _model_card(name: str, served: ServedModel) -> dict[str, Any]:
+def _model_card(name: str, served: ServedModel, offer: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -149,6 +158,7 @@ def _model_card(name: str, served: ServedModel) -> dict[str, Any]:
         "root": served.model_id,
         "parent": None,
         "max_model_len": served.context_length,
+        "speculation": offer,
     }
 
 

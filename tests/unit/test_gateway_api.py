@@ -659,7 +659,7 @@ async def test_i7_no_body_whatsoever_is_a_5xx(bodies: list[dict[str, object]]) -
 async def test_i6_unknown_paths_and_methods_have_openais_body() -> None:
     async with gateway(alphabet) as served:
         for response, status in (
-            (await served.http.get("/"), 404),
+            (await served.http.get("/", headers={"accept": "application/json"}), 404),
             (await served.http.get("/nope"), 404),
             (await served.http.get(COMPLETIONS), 405),
             (await served.http.delete("/v1/models"), 405),
