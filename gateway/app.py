@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: routes, error handlers, and three small pure-ASGI middlewares.
+"""The gateway as an ASGI application: routes, error handlers, and small pure-ASGI middlewares.
 
 No BaseHTTPMiddleware: it hides a client's disconnect from the handler, which would then generate for nobody.
 """
@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access import Access, ApiKeys
 from gateway.admission import Admission
 from gateway.errors import error_response, http_error_response, on_http_error, on_invalid_body, on_tandem_error
 from gateway.generate import Generation
@@ -38,9 +39,15 @@ _CLIENT_GONE_STATUS = 499  # nginx's word for it; only the log and the metrics s
 
 
 def create_app(
-    settings: Settings, fleet: Backends, metrics: GatewayMetrics, *, admission: Admission | None = None
+    settings: Settings,
+    fleet: Backends,
+    metrics: GatewayMetrics,
+    *,
+    admission: Admission | None = None,
+    keys: ApiKeys | None = None,
 ) -> FastAPI:
-    """The application. `admission` is given by who must stop it gracefully, see gateway/__main__.py."""
+    """The application. `admission` is given by who must stop it gracefully, see gateway/__main__.py. Without `keys`
+    everyone is let in."""
     places = admission or Admission(
         max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests
     )
@@ -70,6 +77,7 @@ def create_app(
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # as FastAPI's manual has it
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds)
+    app.add_middleware(Access, keys=keys)
     app.add_middleware(RequestContext, metrics=metrics)
     metrics.declare_routes([route.path_format for route in router.routes if isinstance(route, APIRoute)])
     metrics.watch(
@@ -85,7 +93,7 @@ class RequestContext:
     """Outermost: gives every request an id and an arrival time, and says in log and metrics how it went.
 
     The id is the client's `x-request-id`, where that is harmless, and goes back in the response's header. Log lines
-    hold method, route, status and seconds; no path, query, header or body.
+    hold method, route, status and seconds, and the name of the key's owner; no path, query, header or body.
     """
 
     _HARMLESS_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -127,7 +135,9 @@ class RequestContext:
                 self._metrics.observe_http(route=route, status=status)
                 level = self._log.debug if route in _QUIET_ROUTES else self._log.info
                 seconds = round(time.perf_counter() - arrived, 6)
-                level("request", method=scope["method"], route=route, status=status, seconds=seconds)
+                client = scope["state"].get("client")
+                owner = {} if client is None else {"client": client}
+                level("request", method=scope["method"], route=route, status=status, seconds=seconds, **owner)
 
 
 class BodyLimit:

@@ -59,11 +59,13 @@ _SHAPES: Mapping[type[TandemError], ErrorShape] = {
 }
 
 _HTTP_CODES: Mapping[int, str] = {
+    401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
     408: "timeout",
     413: "request_too_large",
     415: "unsupported_media_type",
+    431: "headers_too_large",
 }
 
 
@@ -105,9 +107,14 @@ def error_response(error: BaseException, *, request_id: str = "") -> Response:
 
 
 def http_error_response(status: int, message: str, *, headers: Mapping[str, str] | None = None) -> Response:
-    """For what HTTP itself refuses: no such path, wrong method, too large, wrong content type, too slow."""
+    """For what HTTP itself refuses: no key, no such path, wrong method, too large, wrong content type, too slow."""
+    return _json(status, http_error_body(status, message), headers)
+
+
+def http_error_body(status: int, message: str) -> dict[str, Any]:
+    """The same error's body alone."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return _json(status, _body(message, type=kind, param=None, code=_HTTP_CODES.get(status)), headers)
+    return _body(message, type=kind, param=None, code=_HTTP_CODES.get(status))
 
 
 async def on_tandem_error(request: Request, error: Exception) -> Response:

@@ -32,6 +32,7 @@ class Fleet:
         deadlines: Deadlines,
         probe_interval_seconds: float,
         probe_timeout_seconds: float,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         self._served: ServedModel | None = None
         self._targets = [
@@ -42,6 +43,7 @@ class Fleet:
                 accept=self._accept_target,
                 probe_interval_seconds=probe_interval_seconds,
                 probe_timeout_seconds=probe_timeout_seconds,
+                credentials=credentials,
             )
             for address in targets
         ]
@@ -53,6 +55,7 @@ class Fleet:
                 accept=self._accept_draft,
                 probe_interval_seconds=probe_interval_seconds,
                 probe_timeout_seconds=probe_timeout_seconds,
+                credentials=credentials,
             )
             for address in drafts
         ]

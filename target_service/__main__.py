@@ -13,6 +13,7 @@ from tandem.engine.rejection import RejectionRule, verify
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
 from tandem.rpc.sessions import SessionSlots
+from tandem.rpc.tls import server_credentials
 from tandem.service_metrics import ServiceMetrics
 from tandem.types import TargetInfo
 from tandem.v1 import target_pb2, target_pb2_grpc
@@ -25,6 +26,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
     """Load the model, serve until a signal, drain. Only test builds give another rule than the right one."""
     settings = TargetSettings()
     log = structlog.get_logger()
+    credentials = server_credentials(settings)
     metrics = ServiceMetrics()
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
     log.info("loading", model=settings.model)
@@ -53,6 +55,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
             add_services=lambda added: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, added),
             service_names=(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,),
             shutdown_grace_seconds=settings.shutdown_grace_seconds,
+            credentials=credentials,
         )
         log.info(
             "serving",

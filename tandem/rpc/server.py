@@ -26,7 +26,7 @@ _OPTIONS = (
 
 
 class RpcServer:
-    """Serves the given services on `host:port`; `port` 0 takes a free one."""
+    """Serves the given services on `host:port`; `port` 0 takes a free one. Without credentials, without TLS."""
 
     def __init__(
         self,
@@ -36,6 +36,7 @@ class RpcServer:
         add_services: Callable[[grpc.aio.Server], None],
         service_names: Sequence[str],
         shutdown_grace_seconds: float,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> None:
         self._server = grpc.aio.server(options=_OPTIONS)
         self._grace_seconds = shutdown_grace_seconds
@@ -45,8 +46,13 @@ class RpcServer:
         names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self._served = ("", *service_names)
+        address = f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = (
+                self._server.add_insecure_port(address)
+                if credentials is None
+                else self._server.add_secure_port(address, credentials)
+            )
         except RuntimeError as error:
             raise TandemError(f"cannot listen on {host}:{port}: is another process using the port?") from error
 
