@@ -28,6 +28,8 @@ from gateway.settings import Settings
 from tandem.rpc.launch import run_process
 from tandem.rpc.tls import channel_credentials, check_certificate
 from tandem.scrapes import serve_metrics
+from tandem.settings import TracingSettings
+from tandem.tracing import start_tracing
 
 _THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 _KEEP_ALIVE_SECONDS = 75  # longer than the usual 60 s of proxies, so that the proxy closes first
@@ -115,13 +117,17 @@ def serve() -> None:
             key_file=settings.rpc_key_file,
         ),
     )
-    app = create_app(settings, fleet, metrics, admission=admission, keys=keys)
+    tracing = start_tracing("gateway", TracingSettings())
+    app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing)
     server = build_server(settings, app, admission)
     if settings.metrics_port is not None:
         port = serve_metrics(metrics.registry, host=settings.host, port=settings.metrics_port)
         log.info("serving_metrics", port=port)
     log.info("starting", host=settings.host, port=settings.port, tls=settings.tls_certificate_file is not None)
-    server.run()
+    try:
+        server.run()
+    finally:
+        tracing.close()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, FilePath, model_validator
+from pydantic import BeforeValidator, Field, FilePath, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 # An existing file; empty, as a variable that is set to nothing, means none.
@@ -26,6 +27,34 @@ class LogSettings(BaseSettings):
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     format: Literal["text", "json"] = "text"
+
+
+class TracingSettings(BaseSettings):
+    """Whether and where this process sends traces."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_TRACING_", frozen=True)
+
+    endpoint: str | None = Field(
+        None, description="address of an OTLP receiver, over HTTP, as http://collector:4318; empty: no traces"
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0.0, le=1.0, description="share of requests that are traced, where who asks has not decided already"
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        if not endpoint:
+            return None
+        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
+            raise ValueError("it must begin with http:// or https:// and name a host")
+        return endpoint
+
+    @property
+    def traces_url(self) -> str:
+        """Where spans are posted: OTLP's own path, unless the address has one."""
+        assert self.endpoint is not None
+        return self.endpoint if urlsplit(self.endpoint).path.strip("/") else f"{self.endpoint.rstrip('/')}/v1/traces"
 
 
 class RpcServerSettings(BaseSettings):

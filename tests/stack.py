@@ -82,6 +82,7 @@ class Stack:
     def __post_init__(self) -> None:
         self.target_port, self.draft_port, self.gateway_port = free_port(), free_port(), free_port()
         self.target_metrics_port, self.draft_metrics_port = free_port(), free_port()
+        self.gateway_metrics_port = free_port()
         self.url = f"http://127.0.0.1:{self.gateway_port}"
         common = {"TANDEM_LOG_FORMAT": "json", **self.settings}
         self.target = Service(
@@ -110,6 +111,7 @@ class Stack:
             "gateway",
             {
                 "TANDEM_GATEWAY_PORT": str(self.gateway_port),
+                "TANDEM_GATEWAY_METRICS_PORT": str(self.gateway_metrics_port),
                 # Chosen by measured times, it would be another k in each run, and with it the last bits of logits.
                 "TANDEM_GATEWAY_NUM_DRAFT_TOKENS": "5",
                 "TANDEM_GATEWAY_TARGET_ADDRESSES": f"127.0.0.1:{self.target_port}",
@@ -169,7 +171,11 @@ class Stack:
 
     def metric(self, service: str, name: str) -> float:
         """The sum of a metric's samples at `target`, `draft` or `gateway`."""
-        port = {"target": self.target_metrics_port, "draft": self.draft_metrics_port, "gateway": self.gateway_port}
+        port = {
+            "target": self.target_metrics_port,
+            "draft": self.draft_metrics_port,
+            "gateway": self.gateway_metrics_port,
+        }
         text = self.client.get(f"http://127.0.0.1:{port[service]}/metrics", timeout=5.0).text
         rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         return sum(float(value) for series, value in rows if series.partition("{")[0] == name)

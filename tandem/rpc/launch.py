@@ -9,8 +9,12 @@ import uvloop
 from pydantic import ValidationError
 
 from tandem.errors import TandemError
-from tandem.settings import LogSettings
+from tandem.settings import LogSettings, TracingSettings
 from tandem.telemetry import configure_logging
+
+_SHARED_PREFIXES = {
+    settings.__name__: settings.model_config.get("env_prefix", "") for settings in (LogSettings, TracingSettings)
+}
 
 
 def launch(service: str, serve: Callable[[], Awaitable[None]]) -> int:
@@ -29,13 +33,13 @@ def run_process(service: str, run: Callable[[], None]) -> int:
         log_settings = LogSettings()
     except ValidationError as error:
         configure_logging(service=service, level="INFO", format="text")
-        _tell(log, error, prefix="TANDEM_LOG_")
+        _tell(log, error, service)
         return 2
     configure_logging(service=service, level=log_settings.level, format=log_settings.format)
     try:
         run()
     except ValidationError as error:
-        _tell(log, error, prefix=f"TANDEM_{service.upper()}_")
+        _tell(log, error, service)
         return 2
     except TandemError as error:
         log.error("cannot_serve", reason=error.message)
@@ -43,8 +47,9 @@ def run_process(service: str, run: Callable[[], None]) -> int:
     return 0
 
 
-def _tell(log: structlog.typing.FilteringBoundLogger, error: ValidationError, *, prefix: str) -> None:
+def _tell(log: structlog.typing.FilteringBoundLogger, error: ValidationError, service: str) -> None:
     """A line for each setting that is wrong. What it is set to is not repeated."""
+    prefix = _SHARED_PREFIXES.get(error.title, f"TANDEM_{service.upper()}_")
     for problem in error.errors():
         setting = ".".join(map(str, problem["loc"]))  # empty where several do not go together; the problem names them
         variable = {"variable": f"{prefix}{setting.upper()}"} if setting else {}

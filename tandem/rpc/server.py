@@ -14,6 +14,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from tandem.errors import TandemError
+from tandem.rpc.interceptors import SessionContext
+from tandem.tracing import NoTracing, Tracing
 
 # Streams are mostly quiet between rounds, so both ends ping; a peer that vanished is noticed within 40 s.
 _OPTIONS = (
@@ -37,8 +39,9 @@ class RpcServer:
         service_names: Sequence[str],
         shutdown_grace_seconds: float,
         credentials: grpc.ServerCredentials | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=(SessionContext(tracing or NoTracing()),))
         self._grace_seconds = shutdown_grace_seconds
         self._health = health_aio.HealthServicer()
         add_services(self._server)
