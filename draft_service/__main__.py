@@ -15,7 +15,10 @@ from draft_service.settings import DraftSettings
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
 from tandem.rpc.sessions import SessionSlots
+from tandem.rpc.tls import server_credentials
 from tandem.service_metrics import ServiceMetrics
+from tandem.settings import TracingSettings
+from tandem.tracing import start_tracing
 from tandem.types import DraftInfo
 from tandem.v1 import draft_pb2, draft_pb2_grpc
 
@@ -24,6 +27,8 @@ async def serve() -> None:
     """Load the model, if there is one, serve until a signal, drain."""
     settings = DraftSettings()
     log = structlog.get_logger()
+    credentials = server_credentials(settings)
+    tracing = start_tracing("draft", TracingSettings())
     metrics = ServiceMetrics()
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
     ngram = NgramDrafter(min_ngram=settings.min_ngram, tokens_per_match=settings.tokens_per_match)
@@ -68,6 +73,8 @@ async def serve() -> None:
             add_services=lambda added: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, added),
             service_names=(draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name,),
             shutdown_grace_seconds=settings.shutdown_grace_seconds,
+            credentials=credentials,
+            tracing=tracing,
         )
         log.info(
             "serving",
@@ -80,6 +87,7 @@ async def serve() -> None:
     finally:
         if engine is not None:
             engine.worker.close()
+        tracing.close()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import socket
+import sys
 import time
 from types import FrameType
 
@@ -16,6 +17,7 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.access import ApiKeys
 from gateway.admission import Admission
 from gateway.app import create_app
 from gateway.fleet import Fleet
@@ -23,9 +25,13 @@ from gateway.grpc_backends import Deadlines
 from gateway.http_protocol import BoundedProtocol
 from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings
-from tandem.settings import LogSettings
-from tandem.telemetry import configure_logging
+from tandem.rpc.launch import run_process
+from tandem.rpc.tls import channel_credentials, check_certificate
+from tandem.scrapes import serve_metrics
+from tandem.settings import TracingSettings
+from tandem.tracing import start_tracing
 
+_THIS_MACHINE = ("127.0.0.1", "::1", "localhost")
 _KEEP_ALIVE_SECONDS = 75  # longer than the usual 60 s of proxies, so that the proxy closes first
 
 
@@ -54,6 +60,9 @@ class DrainingServer(uvicorn.Server):
 
 
 def build_server(settings: Settings, app: FastAPI, admission: Admission) -> DrainingServer:
+    """Raises InvalidRequest where the certificate and key that the settings name cannot be used."""
+    if settings.tls_certificate_file is not None and settings.tls_key_file is not None:
+        check_certificate(settings.tls_certificate_file, settings.tls_key_file)
     protocol = functools.partial(
         BoundedProtocol,
         max_header_bytes=settings.max_header_bytes,
@@ -72,6 +81,8 @@ def build_server(settings: Settings, app: FastAPI, admission: Admission) -> Drai
         log_config=None,
         access_log=False,
         server_header=False,
+        ssl_certfile=settings.tls_certificate_file,
+        ssl_keyfile=settings.tls_key_file,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         # After the drain: time for responses that are complete to be written out.
         timeout_graceful_shutdown=max(1, math.ceil(min(settings.shutdown_grace_seconds, 5.0))),
@@ -79,10 +90,13 @@ def build_server(settings: Settings, app: FastAPI, admission: Admission) -> Drai
     return DrainingServer(config, admission=admission, grace_seconds=settings.shutdown_grace_seconds)
 
 
-def main() -> None:
+def serve() -> None:
+    """Serve until a signal. Raises TandemError and pydantic's ValidationError where the settings do not allow it."""
     settings = Settings()
-    log_settings = LogSettings()
-    configure_logging(service="gateway", level=log_settings.level, format=log_settings.format)
+    log = structlog.get_logger()
+    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file)
+    if keys is None and settings.host not in _THIS_MACHINE:
+        log.warning("open_to_everyone", host=settings.host, remedy="TANDEM_GATEWAY_API_KEYS_FILE")
     metrics = GatewayMetrics(max_num_draft_tokens=settings.max_num_draft_tokens)
     admission = Admission(max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests)
     fleet = Fleet(
@@ -101,11 +115,24 @@ def main() -> None:
         failover_seconds=settings.failover_timeout_seconds,
         observe_failover=metrics.observe_failover,
         observe_draft_fault=metrics.observe_draft_fault,
+        credentials=channel_credentials(
+            ca_file=settings.rpc_ca_file,
+            certificate_file=settings.rpc_certificate_file,
+            key_file=settings.rpc_key_file,
+        ),
     )
-    app = create_app(settings, fleet, metrics, admission=admission)
-    structlog.get_logger().info("starting", host=settings.host, port=settings.port)
-    build_server(settings, app, admission).run()
+    tracing = start_tracing("gateway", TracingSettings())
+    app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing)
+    server = build_server(settings, app, admission)
+    if settings.metrics_port is not None:
+        port = serve_metrics(metrics.registry, host=settings.host, port=settings.metrics_port)
+        log.info("serving_metrics", port=port)
+    log.info("starting", host=settings.host, port=settings.port, tls=settings.tls_certificate_file is not None)
+    try:
+        server.run()
+    finally:
+        tracing.close()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_process("gateway", serve))

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: routes, error handlers, and three small pure-ASGI middlewares.
+"""The gateway as an ASGI application: routes, error handlers, and small pure-ASGI middlewares.
 
 No BaseHTTPMiddleware: it hides a client's disconnect from the handler, which would then generate for nobody.
 """
@@ -6,10 +6,10 @@ No BaseHTTPMiddleware: it hides a client's disconnect from the handler, which wo
 from __future__ import annotations
 
 import asyncio
-import re
+import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import structlog
@@ -20,6 +20,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access import Access, ApiKeys
 from gateway.admission import Admission
 from gateway.errors import error_response, http_error_response, on_http_error, on_invalid_body, on_tandem_error
 from gateway.generate import Generation
@@ -33,19 +34,30 @@ from gateway.settings import Settings
 from gateway.sse import ClientGone
 from tandem import __version__
 from tandem.errors import InternalError, TandemError
+from tandem.rpc.metadata import is_harmless, outgoing_metadata
+from tandem.tracing import NoTracing, Tracing
 
+_TRACED_PATHS = "/v1/"
 _QUIET_ROUTES = ("/health", "/health/live", "/health/ready", "/metrics")
 _CLIENT_GONE_STATUS = 499  # nginx's word for it; only the log and the metrics see it
 
 
 def create_app(
-    settings: Settings, fleet: Backends, metrics: GatewayMetrics, *, admission: Admission | None = None
+    settings: Settings,
+    fleet: Backends,
+    metrics: GatewayMetrics,
+    *,
+    admission: Admission | None = None,
+    keys: ApiKeys | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The application. `admission` is given by who must stop it gracefully, see gateway/__main__.py."""
+    """The application. `admission` is given by who must stop it gracefully, see gateway/__main__.py. Without `keys`
+    everyone is let in; without `tracing` there are no traces."""
+    traced = tracing or NoTracing()
     places = admission or Admission(
         max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests
     )
-    generation = Generation(settings=settings, backends=fleet, metrics=metrics, admission=places)
+    generation = Generation(settings=settings, backends=fleet, metrics=metrics, admission=places, tracing=traced)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -73,7 +85,8 @@ def create_app(
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # as FastAPI's manual has it
     # The last one added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, timeout_seconds=settings.body_timeout_seconds)
-    app.add_middleware(RequestContext, metrics=metrics)
+    app.add_middleware(Access, keys=keys)
+    app.add_middleware(RequestContext, metrics=metrics, tracing=traced)
     routes = [*router.routes, *page.routes]
     metrics.declare_routes([route.path_format for route in routes if isinstance(route, APIRoute)])
     metrics.watch(
@@ -81,23 +94,22 @@ def create_app(
         waiting=lambda: places.waiting,
         tasks=lambda: len(asyncio.all_tasks()),
         target_up=lambda: fleet.readiness().status != "unavailable",
-        draft_up=lambda: fleet.draft_info is not None,
+        draft_up=(lambda: fleet.draft_info is not None) if settings.draft_addresses else None,
     )
     return app
 
 
 class RequestContext:
-    """Outermost: gives every request an id and an arrival time, and says in log and metrics how it went.
+    """Outermost: gives every request an id and an arrival time, and says in log, metrics and trace how it went.
 
     The id is the client's `x-request-id`, where that is harmless, and goes back in the response's header. Log lines
-    hold method, route, status and seconds; no path, query, header or body.
+    hold method, route, status and seconds, and the name of the key's owner; no path, query, header or body.
     """
 
-    _HARMLESS_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-
-    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: GatewayMetrics, tracing: Tracing) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracing = tracing
         self._log = structlog.get_logger()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,8 +117,9 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         arrived = time.perf_counter()
-        given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if self._HARMLESS_ID.fullmatch(given) else uuid.uuid4().hex
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if is_harmless(given) else uuid.uuid4().hex
         scope.setdefault("state", {}).update(request_id=request_id, arrived=arrived)
         status = _CLIENT_GONE_STATUS
 
@@ -117,7 +130,7 @@ class RequestContext:
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with self._context(scope, headers, request_id):
             try:
                 await self._app(scope, receive, send_with_id)
             except ClientGone:
@@ -132,7 +145,24 @@ class RequestContext:
                 self._metrics.observe_http(route=route, status=status)
                 level = self._log.debug if route in _QUIET_ROUTES else self._log.info
                 seconds = round(time.perf_counter() - arrived, 6)
-                level("request", method=scope["method"], route=route, status=status, seconds=seconds)
+                client = scope["state"].get("client")
+                owner = {} if client is None else {"client": client}
+                self._tracing.annotate({"http.route": route, "http.response.status_code": status})
+                level("request", method=scope["method"], route=route, status=status, seconds=seconds, **owner)
+
+    @contextlib.contextmanager
+    def _context(self, scope: Scope, headers: Headers, request_id: str) -> Iterator[None]:
+        """In it, log lines, calls to services and spans belong to the request."""
+        attributes = {"http.request.method": scope["method"], "tandem.request_id": request_id}
+        with contextlib.ExitStack() as stack:
+            if scope["path"].startswith(_TRACED_PATHS):
+                stack.enter_context(self._tracing.span("request", parent=headers, attributes=attributes))
+            carrier = self._tracing.carrier()
+            stack.enter_context(outgoing_metadata(request_id, carrier))
+            # W3C's traceparent: version, trace, span, flags.
+            trace = {"trace_id": carrier["traceparent"].split("-")[1]} if "traceparent" in carrier else {}
+            stack.enter_context(structlog.contextvars.bound_contextvars(request_id=request_id, **trace))
+            yield
 
 
 class BodyLimit:

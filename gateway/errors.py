@@ -59,6 +59,7 @@ _SHAPES: Mapping[type[TandemError], ErrorShape] = {
 }
 
 _HTTP_CODES: Mapping[int, str] = {
+    401: "invalid_api_key",
     404: "not_found",
     405: "method_not_allowed",
     408: "timeout",
@@ -106,7 +107,7 @@ def error_response(error: BaseException, *, request_id: str = "") -> Response:
 
 
 def http_error_response(status: int, message: str, *, headers: Mapping[str, str] | None = None) -> Response:
-    """For what HTTP itself refuses: no such path, wrong method, too large, wrong content type, too slow."""
+    """For what HTTP itself refuses: no key, no such path, wrong method, too large, wrong content type, too slow."""
     return _json(status, http_error_body(status, message), headers)
 
 

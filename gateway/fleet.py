@@ -39,6 +39,7 @@ class Fleet:
         failover_seconds: float,
         observe_failover: Callable[[FailoverReason], None],
         observe_draft_fault: Callable[[DraftlessReason], None],
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """`failover_seconds`: how long a request does without any target."""
         self._served: ServedModel | None = None
@@ -52,6 +53,7 @@ class Fleet:
                 probe_interval_seconds=probe_interval_seconds,
                 probe_timeout_seconds=probe_timeout_seconds,
                 longest_rest_seconds=_TARGET_REST_SECONDS,
+                credentials=credentials,
             )
             for address in targets
         ]
@@ -64,6 +66,7 @@ class Fleet:
                 probe_interval_seconds=probe_interval_seconds,
                 probe_timeout_seconds=probe_timeout_seconds,
                 longest_rest_seconds=deadlines.draft_retry_seconds,
+                credentials=credentials,
             )
             for address in drafts
         ]

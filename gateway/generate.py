@@ -22,7 +22,9 @@ from gateway.metrics import GatewayMetrics, Outcome
 from gateway.served import Backends
 from gateway.settings import Settings
 from gateway.speculate import speculate
+from gateway.traces import trace_round
 from tandem.errors import InternalError, TimedOut
+from tandem.tracing import NoTracing, Tracing
 
 _Result = TypeVar("_Result")
 
@@ -31,12 +33,19 @@ class Generation:
     """Runs jobs."""
 
     def __init__(
-        self, *, settings: Settings, backends: Backends, metrics: GatewayMetrics, admission: Admission
+        self,
+        *,
+        settings: Settings,
+        backends: Backends,
+        metrics: GatewayMetrics,
+        admission: Admission,
+        tracing: Tracing | None = None,
     ) -> None:
         self._settings = settings
         self._backends = backends
         self._metrics = metrics
         self._admission = admission
+        self._tracing = tracing or NoTracing()
         self._lengths = DraftLengths(most=settings.max_num_draft_tokens)
 
     async def run(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
@@ -44,8 +53,10 @@ class Generation:
 
         Close it (`aclosing`) to stop: sessions and places are given back before `aclose` returns.
         """
+        began = time.perf_counter()
         await self._in_time(self._admission.acquire(len(job.choices)), job)
         try:
+            self._tracing.past("queue", seconds=time.perf_counter() - began, attributes={})
             if len(job.choices) == 1:
                 async with aclosing(self._answer(job, job.choices[0], asyncio.Event())) as deltas:
                     async for delta in deltas:
@@ -93,6 +104,7 @@ class Generation:
                         prompt_ready.set()
                         self._metrics.observe_first_token(first_at - job.arrived)
                     self._metrics.observe_round(result, is_first=is_first)
+                    trace_round(self._tracing, result, prompt=choice.prompt, sample=choice.sample)
                     is_first = False
                     job.tally.add(result)
                     delta = answer.consume(result)

@@ -13,6 +13,7 @@ from gateway.peer_text import Change, PeerText
 from gateway.peers import Peer, best
 from tandem.errors import InternalError, OutOfStep, Overloaded, TandemError, TimedOut, Unavailable
 from tandem.rpc import codec
+from tandem.rpc.metadata import call_metadata
 from tandem.types import NO_DRAFT, Draft, DraftInfo, DraftlessReason, SessionStart, TargetInfo, Verdict
 from tandem.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
@@ -85,7 +86,9 @@ class GrpcTargetSession:
         self._patience = patience
         self._num_prompt_tokens = len(start.token_ids)
         self._text = PeerText(len(start.token_ids))
-        call = target_pb2_grpc.TargetServiceStub(peer.channel).Verify(None, timeout=deadlines.request_seconds)
+        call = target_pb2_grpc.TargetServiceStub(peer.channel).Verify(
+            None, timeout=deadlines.request_seconds, metadata=call_metadata()
+        )
         opening = target_pb2.VerifyRequest(open=codec.target_open_to_pb(start))
         self._stream = SessionStream(call, opening, peer=f"target {peer.address}")
         self._closed = False
@@ -270,7 +273,9 @@ class _DraftLink:
         self._deadlines = deadlines
         self._text = PeerText(len(start.token_ids))
         self._is_first = True
-        call = draft_pb2_grpc.DraftServiceStub(peer.channel).Propose(None, timeout=deadlines.request_seconds)
+        call = draft_pb2_grpc.DraftServiceStub(peer.channel).Propose(
+            None, timeout=deadlines.request_seconds, metadata=call_metadata()
+        )
         opening = draft_pb2.ProposeRequest(open=draft_pb2.DraftOpen(session=codec.start_to_pb(start), drafter=drafter))
         self._stream = SessionStream(call, opening, peer=f"draft {peer.address}")
         peer.begin_session()

@@ -253,14 +253,15 @@ class GatewayMetrics:
         waiting: Callable[[], int],
         tasks: Callable[[], int],
         target_up: Callable[[], bool],
-        draft_up: Callable[[], bool],
+        draft_up: Callable[[], bool] | None,
     ) -> None:
-        """Read these at each scrape."""
+        """Read these at each scrape. No `draft_up`: no draft service is configured, so none can be down."""
         self._running.set_function(lambda: float(running()))
         self._waiting.set_function(lambda: float(waiting()))
         self._tasks.set_function(lambda: float(tasks()))
         self._backend_up.labels("target").set_function(lambda: float(target_up()))
-        self._backend_up.labels("draft").set_function(lambda: float(draft_up()))
+        if draft_up is not None:
+            self._backend_up.labels("draft").set_function(lambda: float(draft_up()))
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The page for a scrape, OpenMetrics or text as the Accept header asks, and its content type."""

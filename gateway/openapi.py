@@ -164,6 +164,7 @@ class ReadinessDocument(_Document):
 Responses = dict[int | str, dict[str, Any]]
 
 _ERRORS = {
+    401: "No API key, or one that is not known, where the server asks for one",
     400: "A field is wrong, is not supported, or the context is too short; `param` names the field",
     404: "No such model",
     408: "The request's body did not arrive in time",
@@ -202,11 +203,16 @@ def generated(document: type[BaseModel]) -> Responses:
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document. FastAPI adds a 422 to whatever takes input; here a wrong body is a 400."""
+    """The OpenAPI document. FastAPI adds a 422 to whatever takes input; here a wrong body is a 400.
+
+    Whether keys are asked for is up to who runs the server, so the document says that they may be.
+    """
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     for path in document["paths"].values():
         for operation in path.values():
             operation["responses"].pop("422", None)
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
+    document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{}, {"bearer": []}]
     return document

@@ -50,6 +50,7 @@ class Peer(Generic[Info]):
         probe_interval_seconds: float,
         probe_timeout_seconds: float,
         longest_rest_seconds: float,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
         """`describe` asks the peer who it is; `accept` is given the answer when the peer comes up, and raises
         Mismatch when it does not belong here. After faults it rests for `longest_rest_seconds` at most."""
@@ -70,6 +71,7 @@ class Peer(Generic[Info]):
         self._last_answer = -math.inf  # monotonic seconds
         self._interval = probe_interval_seconds
         self._timeout = probe_timeout_seconds
+        self._credentials = credentials
         self._watching: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
@@ -89,7 +91,7 @@ class Peer(Generic[Info]):
         return self._channel
 
     def start(self) -> None:
-        self._channel = open_channel(self.address)
+        self._channel = open_channel(self.address, self._credentials)
         self._watching = asyncio.create_task(self._watch(), name=f"watch {self.role} {self.address}")
 
     async def close(self) -> None:

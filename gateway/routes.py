@@ -105,14 +105,14 @@ def build_router(
         state = request.state
         return await reply(request, body, await jobs.chat(body, request_id=state.request_id, arrived=state.arrived))
 
-    @router.get("/v1/models", responses=success(ModelList) | errors(503), tags=["openai"])
+    @router.get("/v1/models", responses=success(ModelList) | errors(401, 503), tags=["openai"])
     async def list_models() -> Response:
         """The model that is served, under its own name and as `tandem`."""
         served = backends.served()
         cards = [_model_card(name, served, offer()) for name in (served.model_id, MODEL_ALIAS)]
         return _json({"object": "list", "data": cards})
 
-    @router.get("/v1/models/{model_id:path}", responses=success(ModelCard) | errors(404, 503), tags=["openai"])
+    @router.get("/v1/models/{model_id:path}", responses=success(ModelCard) | errors(401, 404, 503), tags=["openai"])
     async def get_model(model_id: str) -> Response:
         """One model, by either name."""
         served = backends.served()
@@ -126,15 +126,18 @@ def build_router(
 
     @router.get("/health", responses=readiness, tags=["health"], include_in_schema=False)  # where load tools look
     @router.get("/health/ready", responses=readiness, tags=["health"])
-    async def ready() -> Response:
-        """200 while requests are served, `degraded` where by plain decoding only; 503 otherwise."""
+    async def ready(request: Request) -> Response:
+        """200 while requests are served, `degraded` where by plain decoding only; 503 otherwise.
+
+        The reasons name services and their addresses: where keys are asked for, only who has one sees them.
+        """
         state = backends.readiness()
         if admission.draining:
             state = Readiness("unavailable", ("the gateway is shutting down", *state.reasons))
-        content = {"status": state.status, "reasons": state.reasons}
+        content = {"status": state.status, "reasons": state.reasons if request.state.trusted else ()}
         return _json(content, status_code=503 if state.status == "unavailable" else 200)
 
-    @router.get("/metrics", tags=["health"], response_class=Response)
+    @router.get("/metrics", responses=errors(401), tags=["health"], response_class=Response)
     async def scrape(request: Request) -> Response:
         """Prometheus' page, as text or OpenMetrics."""
         page, content_type = metrics.exposition(request.headers.get("accept", ""))

@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from tandem.settings import OptionalFile, check_together
+
 Addresses = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -24,6 +26,20 @@ class Settings(BaseSettings):
     draft_addresses: Addresses = Field(
         ("127.0.0.1:50052",), description="host:port of each draft service, comma between; empty: plain decoding"
     )
+
+    api_keys_file: OptionalFile = Field(
+        None, description="a key a line (gateway/access.py); with it, only who has one is answered"
+    )
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="serves /metrics there too, without key and TLS, for Prometheus alone"
+    )
+    tls_certificate_file: OptionalFile = Field(None, description="PEM, the chain included; with tls_key_file: HTTPS")
+    tls_key_file: OptionalFile = Field(None, description="PEM, not encrypted")
+    rpc_ca_file: OptionalFile = Field(
+        None, description="PEM; the services are spoken to over TLS, and must show a certificate it signed"
+    )
+    rpc_certificate_file: OptionalFile = Field(None, description="PEM; what the gateway shows to the services")
+    rpc_key_file: OptionalFile = Field(None, description="PEM, not encrypted")
 
     probe_interval_seconds: float = Field(2.0, gt=0.0, description="between two questions whether a service is alive")
     probe_timeout_seconds: float = Field(2.0, gt=0.0, description="for a service to answer that it is alive")
@@ -83,6 +99,10 @@ class Settings(BaseSettings):
     def _check_together(self) -> Self:
         if not self.target_addresses:
             raise ValueError("target_addresses must name at least one target service")
+        check_together(("tls_certificate_file", self.tls_certificate_file), ("tls_key_file", self.tls_key_file))
+        check_together(("rpc_certificate_file", self.rpc_certificate_file), ("rpc_key_file", self.rpc_key_file))
+        if self.rpc_certificate_file is not None and self.rpc_ca_file is None:
+            raise ValueError("rpc_certificate_file needs rpc_ca_file too")
         if self.num_draft_tokens != "auto" and self.num_draft_tokens > self.max_num_draft_tokens:
             raise ValueError(
                 f"num_draft_tokens ({self.num_draft_tokens}) must not exceed "

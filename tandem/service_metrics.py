@@ -18,11 +18,10 @@ from prometheus_client import (
     Info,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
 )
 
 from tandem import __version__
-from tandem.errors import TandemError
+from tandem.scrapes import serve_metrics
 from tandem.types import ModelInfo
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -86,11 +85,7 @@ class ServiceMetrics:
 
     def serve(self, *, host: str, port: int) -> int:
         """Answer scrapes on a thread of its own; returns the port (0 takes a free one). Raises TandemError."""
-        try:
-            server, _thread = start_http_server(port, addr=host, registry=self.registry)
-        except OSError as error:
-            raise TandemError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
-        return int(server.server_port)
+        return serve_metrics(self.registry, host=host, port=port)
 
     def _gauge(self, name: str, documentation: str, read: Callable[[], int]) -> None:
         Gauge(name, documentation, registry=self.registry).set_function(lambda: float(read()))

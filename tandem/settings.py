@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, FilePath, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+# An existing file; empty, as a variable that is set to nothing, means none.
+OptionalFile = Annotated[FilePath | None, BeforeValidator(lambda given: None if given == "" else given)]
+
+
+def check_together(first: tuple[str, Path | None], second: tuple[str, Path | None]) -> None:
+    """Raises ValueError where one of the two is given without the other; each is a setting's name and its value."""
+    for (missing, value), (given, other) in ((first, second), (second, first)):
+        if value is None and other is not None:
+            raise ValueError(f"{given} needs {missing} too")
 
 
 class LogSettings(BaseSettings):
@@ -17,6 +29,34 @@ class LogSettings(BaseSettings):
     format: Literal["text", "json"] = "text"
 
 
+class TracingSettings(BaseSettings):
+    """Whether and where this process sends traces."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_TRACING_", frozen=True)
+
+    endpoint: str | None = Field(
+        None, description="address of an OTLP receiver, over HTTP, as http://collector:4318; empty: no traces"
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0.0, le=1.0, description="share of requests that are traced, where who asks has not decided already"
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, endpoint: str | None) -> str | None:
+        if not endpoint:
+            return None
+        if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).hostname:
+            raise ValueError("it must begin with http:// or https:// and name a host")
+        return endpoint
+
+    @property
+    def traces_url(self) -> str:
+        """Where spans are posted: OTLP's own path, unless the address has one."""
+        assert self.endpoint is not None
+        return self.endpoint if urlsplit(self.endpoint).path.strip("/") else f"{self.endpoint.rstrip('/')}/v1/traces"
+
+
 class RpcServerSettings(BaseSettings):
     """How a model service listens. Its own prefix comes with the subclass."""
 
@@ -25,6 +65,18 @@ class RpcServerSettings(BaseSettings):
     metrics_port: int = Field(0, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
     max_sessions: int = Field(64, ge=1, le=4096, description="open streams at once; more is RESOURCE_EXHAUSTED")
     shutdown_grace_seconds: float = Field(30.0, ge=0.0, description="how long open streams may go on after SIGTERM")
+    tls_certificate_file: OptionalFile = Field(None, description="PEM; with tls_key_file: gRPC over TLS")
+    tls_key_file: OptionalFile = Field(None, description="PEM, not encrypted")
+    tls_client_ca_file: OptionalFile = Field(
+        None, description="PEM; with it, callers must show a certificate that this authority signed (mutual TLS)"
+    )
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        check_together(("tls_certificate_file", self.tls_certificate_file), ("tls_key_file", self.tls_key_file))
+        if self.tls_client_ca_file is not None and self.tls_certificate_file is None:
+            raise ValueError("tls_client_ca_file needs tls_certificate_file and tls_key_file too")
+        return self
 
 
 class EngineSettings(BaseSettings):

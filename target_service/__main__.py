@@ -13,7 +13,10 @@ from tandem.engine.rejection import RejectionRule, verify
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
 from tandem.rpc.sessions import SessionSlots
+from tandem.rpc.tls import server_credentials
 from tandem.service_metrics import ServiceMetrics
+from tandem.settings import TracingSettings
+from tandem.tracing import start_tracing
 from tandem.types import TargetInfo
 from tandem.v1 import target_pb2, target_pb2_grpc
 from target_service.servicer import TargetServicer
@@ -25,6 +28,8 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
     """Load the model, serve until a signal, drain. Only test builds give another rule than the right one."""
     settings = TargetSettings()
     log = structlog.get_logger()
+    credentials = server_credentials(settings)
+    tracing = start_tracing("target", TracingSettings())
     metrics = ServiceMetrics()
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
     log.info("loading", model=settings.model)
@@ -53,6 +58,8 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
             add_services=lambda added: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, added),
             service_names=(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,),
             shutdown_grace_seconds=settings.shutdown_grace_seconds,
+            credentials=credentials,
+            tracing=tracing,
         )
         log.info(
             "serving",
@@ -68,6 +75,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
         await server.serve_until_signal()
     finally:
         engine.worker.close()
+        tracing.close()
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ class Stack:
     def __post_init__(self) -> None:
         target_ports = [free_port() for _ in range(self.num_targets)]
         draft_ports = [free_port() for _ in range(self.num_drafts)]
-        self.gateway_port = free_port()
+        self.gateway_port, self.gateway_metrics_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.gateway_port}"
         common = {"TANDEM_LOG_FORMAT": "json", **self.settings}
         self.targets = [
@@ -111,6 +111,7 @@ class Stack:
             "gateway",
             {
                 "TANDEM_GATEWAY_PORT": str(self.gateway_port),
+                "TANDEM_GATEWAY_METRICS_PORT": str(self.gateway_metrics_port),
                 # Chosen by measured times, it would be another k in each run, and with it the last bits of logits.
                 "TANDEM_GATEWAY_NUM_DRAFT_TOKENS": "5",
                 "TANDEM_GATEWAY_TARGET_ADDRESSES": ",".join(self._address(port) for port in target_ports),
@@ -118,7 +119,7 @@ class Stack:
                 **common,
             },
             self.folder / "gateway.log",
-            metrics_port=self.gateway_port,
+            metrics_port=self.gateway_metrics_port,
         )
         self.services = (*self.targets, *self.drafts, self.gateway)
         self.client = httpx.Client(timeout=300.0)

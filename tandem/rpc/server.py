@@ -14,6 +14,8 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from tandem.errors import TandemError
+from tandem.rpc.interceptors import SessionContext
+from tandem.tracing import NoTracing, Tracing
 
 # Streams are mostly quiet between rounds, so both ends ping; a peer that vanished is noticed within 40 s.
 _OPTIONS = (
@@ -26,7 +28,7 @@ _OPTIONS = (
 
 
 class RpcServer:
-    """Serves the given services on `host:port`; `port` 0 takes a free one."""
+    """Serves the given services on `host:port`; `port` 0 takes a free one. Without credentials, without TLS."""
 
     def __init__(
         self,
@@ -36,8 +38,10 @@ class RpcServer:
         add_services: Callable[[grpc.aio.Server], None],
         service_names: Sequence[str],
         shutdown_grace_seconds: float,
+        credentials: grpc.ServerCredentials | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
-        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server = grpc.aio.server(options=_OPTIONS, interceptors=(SessionContext(tracing or NoTracing()),))
         self._grace_seconds = shutdown_grace_seconds
         self._health = health_aio.HealthServicer()
         add_services(self._server)
@@ -45,8 +49,13 @@ class RpcServer:
         names = (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
         self._served = ("", *service_names)
+        address = f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = (
+                self._server.add_insecure_port(address)
+                if credentials is None
+                else self._server.add_secure_port(address, credentials)
+            )
         except RuntimeError as error:
             raise TandemError(f"cannot listen on {host}:{port}: is another process using the port?") from error
 

@@ -17,13 +17,12 @@ import yaml
 from pydantic_settings import BaseSettings
 
 from draft_service.settings import DraftSettings
-from gateway.metrics import GatewayMetrics
 from gateway.settings import Settings as GatewaySettings
-from tandem.settings import LogSettings
+from tandem.settings import LogSettings, TracingSettings
 from target_service.settings import TargetSettings
 
 ROOT = Path(__file__).parents[2]
-COMPOSE_FILES = ("docker-compose.yml", "docker-compose.gpu.yml")
+COMPOSE_FILES = ("docker-compose.yml", "docker-compose.gpu.yml", "docker-compose.secure.yml")
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 MODEL_SERVICES = ("target", "draft")
 OURS = ("models", *MODEL_SERVICES, "gateway")
@@ -101,17 +100,38 @@ def test_commands_and_health_checks_name_modules_that_exist(name: str) -> None:
         assert f"127.0.0.1:{port}/health/ready" in what
 
 
+@pytest.mark.parametrize("file", COMPOSE_FILES)
 @pytest.mark.parametrize(
     ("name", "settings"), [("target", TargetSettings), ("draft", DraftSettings), ("gateway", GatewaySettings)]
 )
-def test_every_variable_a_service_is_given_is_a_setting_of_it(name: str, settings: type[BaseSettings]) -> None:
+def test_every_variable_a_service_is_given_is_a_setting_of_it(
+    name: str, settings: type[BaseSettings], file: str
+) -> None:
     known = {
         f"{model.model_config.get('env_prefix', '')}{field}".upper()
-        for model in (settings, LogSettings)
+        for model in (settings, LogSettings, TracingSettings)
         for field in model.model_fields
     }
-    given = {variable for variable in SERVICES[name]["environment"] if variable.startswith("TANDEM_")}
-    assert given <= known
+    environment = load(file)["services"].get(name, {}).get("environment", {})
+    assert {variable for variable in environment if variable.startswith("TANDEM_")} <= known
+
+
+def test_the_secure_override_has_every_file_that_it_names_and_its_health_checks_use_them() -> None:
+    secure = load("docker-compose.secure.yml")
+    for name, service in secure["services"].items():
+        given = {f"/run/secrets/{secret}" for secret in service["secrets"]}
+        named = {value for variable, value in service["environment"].items() if variable.endswith("_FILE")}
+        assert named - {"/run/keys/api-keys"} == given
+        assert set(service["secrets"]) <= secure["secrets"].keys()
+        check = service["healthcheck"]["test"]
+        if name in MODEL_SERVICES:
+            assert check[-1] == SERVICES[name]["healthcheck"]["test"][-1]
+            assert {argument.partition("=")[2] for argument in check if argument.startswith("--")} == given
+        else:
+            compile(check[-1], "healthcheck", "exec")
+            assert service["volumes"] == ["./secrets/keys:/run/keys:ro"]
+    written = {"ca.pem", *(f"{name}.{end}" for name in ("target", "draft", "gateway") for end in ("pem", "key"))}
+    assert {Path(secret["file"]).name for secret in secure["secrets"].values()} == written
 
 
 def test_the_gateway_finds_both_services_where_they_listen() -> None:
@@ -126,17 +146,21 @@ def test_prometheus_scrapes_every_service_where_it_serves_metrics() -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     scraped = {job["job_name"]: job["static_configs"][0]["targets"] for job in config["scrape_configs"]}
     ports = {name: SERVICES[name]["environment"][f"TANDEM_{name.upper()}_METRICS_PORT"] for name in MODEL_SERVICES}
-    ports["gateway"] = SERVICES["gateway"]["environment"]["TANDEM_GATEWAY_PORT"]
+    ports["gateway"] = SERVICES["gateway"]["environment"]["TANDEM_GATEWAY_METRICS_PORT"]
     assert scraped == {name: [f"{name}:{port}"] for name, port in ports.items()}
 
 
-def test_the_dashboard_shows_only_metrics_that_the_gateway_has() -> None:
-    dashboard = json.loads((ROOT / "deploy/grafana/dashboards/speculation.json").read_text())
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    shown = set(re.findall(r"tandem_\w+", " ".join(expressions)))
-    exposition = GatewayMetrics(max_num_draft_tokens=1).exposition("text/plain")[0].decode()
-    assert shown
-    assert shown <= set(re.findall(r"^tandem_\w+", exposition, re.MULTILINE))
+def test_prometheus_and_grafana_find_their_files_where_compose_mounts_them() -> None:
+    for name in ("prometheus", "grafana"):
+        for mount in SERVICES[name]["volumes"]:
+            source, _, _ = mount.partition(":")
+            assert not source.startswith(".") or (ROOT / source).exists(), mount
+    assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == (
+        "/etc/grafana/dashboards/tandem.json"
+    )
+    rules = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())["rule_files"]
+    assert "./deploy/prometheus/rules:/etc/prometheus/rules:ro" in SERVICES["prometheus"]["volumes"]
+    assert rules == ["rules/*.yml"]
 
 
 def test_each_model_service_gets_a_gpu_of_its_own() -> None:

@@ -35,11 +35,12 @@ async def openapi() -> dict[str, Any]:
 
 async def test_i7_the_document_names_every_error_that_occurs_and_no_other() -> None:
     paths = (await openapi())["paths"]
-    generation = {"200", "400", "404", "408", "413", "415", "429", "500", "503", "504"}
+    generation = {"200", "400", "401", "404", "408", "413", "415", "429", "500", "503", "504"}
     assert set(paths[COMPLETIONS]["post"]["responses"]) == set(paths[CHAT]["post"]["responses"]) == generation
-    assert set(paths["/v1/models"]["get"]["responses"]) == {"200", "500", "503"}
-    assert set(paths["/v1/models/{model_id}"]["get"]["responses"]) == {"200", "404", "500", "503"}
+    assert set(paths["/v1/models"]["get"]["responses"]) == {"200", "401", "500", "503"}
+    assert set(paths["/v1/models/{model_id}"]["get"]["responses"]) == {"200", "401", "404", "500", "503"}
     assert set(paths["/health/ready"]["get"]["responses"]) == {"200", "500", "503"}
+    assert set(paths["/metrics"]["get"]["responses"]) == {"200", "401", "500"}
     assert "Retry-After" in paths[CHAT]["post"]["responses"]["429"]["headers"]
     assert "text/event-stream" in paths[CHAT]["post"]["responses"]["200"]["content"]
     assert "HTTPValidationError" not in (await openapi())["components"]["schemas"]
