@@ -97,6 +97,7 @@ class Stack:
         target_ports = [free_port() for _ in range(self.num_targets)]
         draft_ports = [free_port() for _ in range(self.num_drafts)]
         self.gateway_port, self.gateway_metrics_port = free_port(), free_port()
+        self.target_port, self.draft_port = target_ports[0], draft_ports[0]
         self.url = f"http://127.0.0.1:{self.gateway_port}"
         common = {"TANDEM_LOG_FORMAT": "json", **self.settings}
         self.targets = [

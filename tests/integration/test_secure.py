@@ -87,7 +87,7 @@ def test_the_gateway_speaks_no_plain_http_and_no_old_tls(secured: Stack, certifi
     with pytest.warns(DeprecationWarning, match="TLSv1"):
         old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")
-    with pytest.raises(httpx.ConnectError, match="PROTOCOL_VERSION|UNEXPECTED_EOF"):  # by the server
+    with pytest.raises(httpx.ConnectError, match=r"PROTOCOL_VERSION|UNEXPECTED_EOF"):  # by the server
         httpx.get(f"{secured.url}/health/live", verify=old)
 
 
