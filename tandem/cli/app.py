@@ -13,6 +13,7 @@ from tandem import __version__
 from tandem.cli.bench import bench
 from tandem.cli.console import print_error, stderr_console, stdout_console
 from tandem.cli.cores import available_cores
+from tandem.cli.distill import distill
 from tandem.errors import TandemError
 
 
@@ -43,6 +44,7 @@ def build_app() -> typer.Typer:
     app.command("chat")(_chat)
     app.command("verify")(_verify)
     app.command("bench")(bench)
+    app.command("distill")(distill)
     app.command("version")(_version)
     models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
     models.command("list")(_models_list)

@@ -40,7 +40,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Started:
+class Started:
     """A runner, and what it runs on."""
 
     runner: ModelRunner
@@ -64,8 +64,8 @@ def start_engine(
     The context is the model's own, or what the KV cache holds where that is less.
     """
     torch.set_num_threads(settings.threads)
-    files = _locate(source, progress)
-    started = _start_runner(files, settings, num_layers, progress)
+    files = find_model(source, progress)
+    started = start_runner(files, settings, num_layers=num_layers, progress=progress)
     runner = started.runner
     progress("measuring how long a forward takes")
     worker = Worker(
@@ -120,7 +120,7 @@ def _run_once(runner: ModelRunner, num_tokens: int) -> None:
 
 def prepare_model(source: str, progress: Progress) -> None:
     """Fetch and convert what `start_engine` would, and see that the model loads. Raises TandemError."""
-    files = _locate(source, progress)
+    files = find_model(source, progress)
     if has_openvino_form(files):
         try:
             openvino_model(files, progress)
@@ -130,13 +130,17 @@ def prepare_model(source: str, progress: Progress) -> None:
     load_model(files, device="cpu", dtype="float32", num_layers=1, progress=progress)
 
 
-def _locate(source: str, progress: Progress) -> ModelFiles:
+def find_model(source: str, progress: Progress) -> ModelFiles:
+    """The files of `source` (`bundled`, a folder, hub id or .gguf), fetched if need be. Raises TandemError."""
     cache_dir = default_cache_dir()
     path = fetch_bundled(cache_dir, progress) if source == "bundled" else source
     return locate(str(path), cache_dir=cache_dir, progress=progress)
 
 
-def _start_runner(files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress) -> _Started:
+def start_runner(
+    files: ModelFiles, settings: EngineSettings, *, num_layers: int | None = None, progress: Progress
+) -> Started:
+    """A runner alone, for one who batches without a worker. Raises TandemError."""
     if settings.engine == "openvino":
         return _start_openvino(files, settings, num_layers, progress)
     on_cpu = choose_device(settings.device).type == "cpu"
@@ -150,7 +154,7 @@ def _start_runner(files: ModelFiles, settings: EngineSettings, num_layers: int |
 
 def _start_openvino(
     files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress
-) -> _Started:
+) -> Started:
     # A second; services on GPUs do without it.
     from tandem.engine.openvino_runner import OpenVinoRunner, choose_precision
 
@@ -172,10 +176,10 @@ def _start_openvino(
         raise InvalidRequest(
             f"block_size is {runner.block_size} with engine openvino; leave it out", param="block_size"
         )
-    return _Started(runner=runner, engine="openvino", device="cpu", dtype=precision.dtype)
+    return Started(runner=runner, engine="openvino", device="cpu", dtype=precision.dtype)
 
 
-def _start_torch(files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress) -> _Started:
+def _start_torch(files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress) -> Started:
     loaded = load_model(files, device=settings.device, dtype=settings.dtype, num_layers=num_layers, progress=progress)
     block_size = settings.block_size or _TORCH_BLOCK_SIZE
     bytes_per_block = kv_bytes_per_token(loaded.model.config, loaded.dtype) * block_size
@@ -186,7 +190,7 @@ def _start_torch(files: ModelFiles, settings: EngineSettings, num_layers: int | 
     runner = TorchRunner(
         loaded.model, vocab_size=loaded.vocab_size, block_size=block_size, num_blocks=num_blocks, capture=graphs
     )
-    return _Started(
+    return Started(
         runner=runner,
         engine="torch",
         device=str(loaded.device),
