@@ -283,7 +283,7 @@ def _verify(
 
 
 def _models_list() -> None:
-    """What is here: the bundled model, checked, and converted copies."""
+    """What is here: the bundled model, checked, its draft, and converted copies."""
     from tandem.cli.models import list_models
 
     list_models(stdout_console())
@@ -292,7 +292,9 @@ def _models_list() -> None:
 def _models_pull(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="`bundled`, or Hugging Face hub ids. (default: bundled)", show_default=False),
+        typer.Argument(
+            help="`bundled`, `bundled-draft`, or Hugging Face hub ids. (default: what is bundled)", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Fetch models, checked and ready to load, so that serving needs no network."""

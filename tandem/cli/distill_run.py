@@ -1,4 +1,4 @@
-"""`tandem distill` on a terminal: bars there, a line now and then elsewhere; Ctrl-C and SIGTERM end it in good order."""
+"""`tandem distill` and its terminal: bars there, lines elsewhere; Ctrl-C and SIGTERM end it in good order."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import torch
 
 from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.runner import ModelRunner, RaggedBatch
+
 _LOOP_CHECK: Final = 8  # every so many tokens
 _LONGEST_LOOP: Final = 40
 _SHORTEST_LOOPS: Final = 24

@@ -82,8 +82,7 @@ class FollowUps:
         waiting.clear()
         question = question_about(filler)
         if filler.number(1, 3) > 1:  # what the last of them was asked for is a question that the context answers
-            question = filler.fill(filler.choose(("Tell me about {topic}.", "What do we learn here? {topic}",
-                "{topic} In two sentences.", "Use it to do this: {topic}")), topic=(asked.messages[-1]["content"],))  # fmt: skip
+            question = filler.fill(filler.choose(templates.PASSAGE_TASKS), topic=(asked.messages[-1]["content"],))
         prompt = filler.fill(filler.choose(templates.ABOUT_TEXT), text=lambda: context, question=lambda: question)
         return [_asked(asked, f"{asked.key}/context", "context", prompt)]
 

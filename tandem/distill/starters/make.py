@@ -149,4 +149,3 @@ def _romance(filler: Filler, times: Sequence[str], subjects: Sequence[str], pred
 def question_about(filler: Filler) -> str:
     """A question that can be asked of any text."""
     return filler.fill(filler.choose(templates.TEXT_QUESTIONS))
-

@@ -1,4 +1,4 @@
-"""Templates of starters. `{subject}` and the like are filled from words.py; `{n}` is a number, `{n:2-90}` one in bounds.
+"""Templates of starters. `{subject}` and the like are filled from words.py; `{n:2-90}` is a number in these bounds.
 
 A digit after the name makes the word the same wherever it stands in one starter: `{name1} ... {name1}`. All of our own
 writing; none is taken from a benchmark.
@@ -362,4 +362,11 @@ TEXT_QUESTIONS: Final = _lines("""
     How does the text explain it?
     What can be said about {subject}?
 """)
+# {topic}: what the last of several passages was written for.
+PASSAGE_TASKS: Final = (
+    "Tell me about {topic}.",
+    "What do we learn here? {topic}",
+    "{topic} In two sentences.",
+    "Use it to do this: {topic}",
+)
 PASSAGE_LABELS: Final = ("Passage {i}: {t}", "[{i}] {t}", "Document {i}\\n{t}", "{t}", "({i}) {t}", "Source {i}: {t}")

@@ -9,6 +9,10 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.strip().splitlines())
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 # What texts and questions are about.
 SUBJECTS: Final = _lines("""
     the history of glassmaking
@@ -311,23 +315,25 @@ SUBJECTS: Final = _lines("""
     the Hanseatic League
 """)
 
-NAMES: Final = tuple("""
-    Amara Anton Beatriz Bilal Carla Chen Dana Dmitri Elif Emeka Farah Felix Greta Goran Hana Hugo Ines Ivan Jonas Julia
-    Karim Katya Leila Lars Mina Marco Nadia Nils Olga Omar Petra Paulo Quentin Rosa Ravi Sofia Samir Tara Tomas Uma Viktor
-    Wanda Xenia Yusuf Yara Zoe Zoran Abel Bianca Cosima Dario Esther Fiona Gustav Helena Isak Jamila Kofi Lena Mateo Noor
-    Otto Priya Renate Selma Theo Ursula Vera Willem Ye-jin Agnes Boris Clara Dinesh Edith Fritz Gloria Hector Irma
-""".split())  # fmt: skip
+NAMES: Final = _words("""
+    Amara Anton Beatriz Bilal Carla Chen Dana Dmitri Elif Emeka Farah Felix Greta Goran Hana Hugo Ines Ivan Jonas
+    Julia Karim Katya Leila Lars Mina Marco Nadia Nils Olga Omar Petra Paulo Quentin Rosa Ravi Sofia Samir Tara
+    Tomas Uma Viktor Wanda Xenia Yusuf Yara Zoe Zoran Abel Bianca Cosima Dario Esther Fiona Gustav Helena Isak
+    Jamila Kofi Lena Mateo Noor Otto Priya Renate Selma Theo Ursula Vera Willem Ye-jin Agnes Boris Clara Dinesh
+    Edith Fritz Gloria Hector Irma
+""")
 
-SURNAMES: Final = tuple("""
-    Abara Berg Castillo Dvorak Eriksen Fontaine Grieg Haddad Ivanova Jansen Kimura Lindqvist Moreau Nakamura Okafor Petrov
-    Quist Rahman Sandoval Takeda Ueda Varga Weiss Yilmaz Zeller Adeyemi Brandt Conti Diallo Engel
-""".split())  # fmt: skip
+SURNAMES: Final = _words("""
+    Abara Berg Castillo Dvorak Eriksen Fontaine Grieg Haddad Ivanova Jansen Kimura Lindqvist Moreau Nakamura Okafor
+    Petrov Quist Rahman Sandoval Takeda Ueda Varga Weiss Yilmaz Zeller Adeyemi Brandt Conti Diallo Engel
+""")
 
-PLACES: Final = tuple("""
-    Lisbon Tallinn Nairobi Osaka Lima Bergen Ghent Cusco Accra Turin Kyoto Porto Riga Tunis Quito Graz Leeds Malmo Perth
-    Seville Tbilisi Utrecht Valencia Wellington Xi'an Zagreb Aarhus Bologna Cardiff Dakar Esfahan Freiburg Galway Hanoi
-    Izmir Jaipur Krakow Lyon Montreal Naples Odense Pune Rostock Sofia Toledo Uppsala Vilnius Winnipeg York Zurich
-""".split())  # fmt: skip
+PLACES: Final = _words("""
+    Lisbon Tallinn Nairobi Osaka Lima Bergen Ghent Cusco Accra Turin Kyoto Porto Riga Tunis Quito Graz Leeds Malmo
+    Perth Seville Tbilisi Utrecht Valencia Wellington Xi'an Zagreb Aarhus Bologna Cardiff Dakar Esfahan Freiburg
+    Galway Hanoi Izmir Jaipur Krakow Lyon Montreal Naples Odense Pune Rostock Sofia Toledo Uppsala Vilnius Winnipeg
+    York Zurich
+""")
 
 COUNTRIES: Final = _lines("""
     Portugal
@@ -654,14 +660,14 @@ INVENTIONS: Final = _lines("""
     the submarine
 """)
 
-ANIMALS: Final = tuple("""
-    otter elephant falcon octopus tortoise dolphin wolf hedgehog eagle salmon giraffe beaver lizard penguin moose camel
-    badger owl crocodile bee kangaroo seal spider lynx whale bat squirrel ostrich panda cheetah
-""".split())  # fmt: skip
+ANIMALS: Final = _words("""
+    otter elephant falcon octopus tortoise dolphin wolf hedgehog eagle salmon giraffe beaver lizard penguin moose
+    camel badger owl crocodile bee kangaroo seal spider lynx whale bat squirrel ostrich panda cheetah
+""")
 
 WEEKDAYS: Final = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
-JOBS: Final = tuple("""
-    nurse carpenter pilot teacher baker electrician lawyer gardener programmer plumber journalist dentist farmer architect
-    translator mechanic librarian surgeon waiter accountant photographer fisherman biologist tailor
-""".split())  # fmt: skip
+JOBS: Final = _words("""
+    nurse carpenter pilot teacher baker electrician lawyer gardener programmer plumber journalist dentist farmer
+    architect translator mechanic librarian surgeon waiter accountant photographer fisherman biologist tailor
+""")
