@@ -48,6 +48,7 @@ async def serve() -> None:
             max_programs=settings.max_sessions,
             metrics=metrics,
             num_layers=settings.num_layers,
+            is_draft=True,
             progress=lambda message: log.info("preparing", step=message),
         )
         model = ModelDrafter(engine.worker, law_size=settings.law_size)

@@ -13,6 +13,7 @@ from tandem import __version__
 from tandem.cli.bench import bench
 from tandem.cli.console import print_error, stderr_console, stdout_console
 from tandem.cli.cores import available_cores
+from tandem.cli.distill import distill
 from tandem.errors import TandemError
 
 
@@ -43,6 +44,7 @@ def build_app() -> typer.Typer:
     app.command("chat")(_chat)
     app.command("verify")(_verify)
     app.command("bench")(bench)
+    app.command("distill")(distill)
     app.command("version")(_version)
     models = typer.Typer(help="Models on this machine.", no_args_is_help=True)
     models.command("list")(_models_list)
@@ -281,7 +283,7 @@ def _verify(
 
 
 def _models_list() -> None:
-    """What is here: the bundled model, checked, and converted copies."""
+    """What is here: the bundled model, checked, its draft, and converted copies."""
     from tandem.cli.models import list_models
 
     list_models(stdout_console())
@@ -290,7 +292,9 @@ def _models_list() -> None:
 def _models_pull(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="`bundled`, or Hugging Face hub ids. (default: bundled)", show_default=False),
+        typer.Argument(
+            help="`bundled`, `bundled-draft`, or Hugging Face hub ids. (default: what is bundled)", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Fetch models, checked and ready to load, so that serving needs no network."""

@@ -15,9 +15,16 @@ from rich.text import Text
 
 from tandem.cli.fetching import fetch_with_bar
 from tandem.errors import Unavailable
-from tandem.models.bundled import SMOLLM2, BundledModel, default_cache_dir
+from tandem.models.bundled import (
+    BUNDLED,
+    BUNDLED_DRAFT,
+    DRAFTS,
+    SMOLLM2,
+    BundledModel,
+    bundled_layers,
+    default_cache_dir,
+)
 
-BUNDLED = "bundled"
 _CONVERTED = "converted"  # where tandem.models.loading keeps what it made of GGUF files
 
 
@@ -27,17 +34,19 @@ class LocalModel:
 
     name: str
     path: Path
-    state: Literal["ready", "missing", "damaged", "converted"]
+    state: Literal["ready", "missing", "damaged", "converted", "draft"]
     num_bytes: int = 0
 
 
 def local_models(cache_dir: Path, *, bundled: BundledModel = SMOLLM2) -> list[LocalModel]:
-    """The bundled model, its content checked, and the converted copies of GGUF files."""
+    """The bundled model, its content checked, its draft, and the converted copies of GGUF files."""
     path = cache_dir / bundled.file_name
     found = [LocalModel(name=BUNDLED, path=path, state="missing")]
     if path.is_file():
         state: Literal["ready", "damaged"] = "ready" if _sha256(path) == bundled.sha256 else "damaged"
         found = [LocalModel(name=BUNDLED, path=path, state=state, num_bytes=path.stat().st_size)]
+    for draft in sorted((cache_dir / DRAFTS).glob("[!.]*.gguf")):
+        found.append(LocalModel(name=BUNDLED_DRAFT, path=draft, state="draft", num_bytes=draft.stat().st_size))
     for folder in sorted((cache_dir / _CONVERTED).glob("[!.]*")):
         if folder.is_dir():
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -63,6 +72,7 @@ _STATES = {
     "missing": ("yellow", "not fetched"),
     "damaged": ("bold red", "SHA-256 is WRONG"),
     "converted": ("", "converted copy"),
+    "draft": ("", "put together"),
 }
 
 
@@ -75,12 +85,12 @@ def bundled_path() -> Path:
 
 
 def pull_models(names: Sequence[str], console: Console) -> int:
-    """Fetch `names` (`bundled`, hub ids) and make them ready to load, one after the other; the exit code.
+    """Fetch `names` (`bundled`, `bundled-draft`, hub ids), ready to load, one after the other; the exit code.
 
     Afterwards the services need no network, and may have the cache read-only.
     """
-    for name in names or (BUNDLED,):
-        if name == BUNDLED:
+    for name in names or _bundled_models():
+        if name in (BUNDLED, BUNDLED_DRAFT):
             fetch_with_bar(default_cache_dir(), console)
         # In a process of its own: it loads torch, and the memory is given back at its end.
         status = subprocess.run([sys.executable, "-P", "-m", "tandem.cli.prepare", name], check=False).returncode  # noqa: S603
@@ -88,6 +98,10 @@ def pull_models(names: Sequence[str], console: Console) -> int:
             return status
         console.print(Text(f"{name} is ready"))
     return 0
+
+
+def _bundled_models() -> tuple[str, ...]:
+    return (BUNDLED,) if bundled_layers() is None else (BUNDLED, BUNDLED_DRAFT)
 
 
 def _sha256(path: Path) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tandem.cli.child import Service
 from tandem.cli.ports import PortUse
+from tandem.models.bundled import BUNDLED, BUNDLED_DRAFT
 
 _LOOPBACK = "127.0.0.1"  # the model services speak to the gateway only
 _ANY_ADDRESS: Mapping[str, str] = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104  (compared with, not bound)
@@ -17,9 +18,10 @@ _ANY_ADDRESS: Mapping[str, str] = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S
 class UpOptions:
     """What the user chose. None: the services decide, or the variables they read (TANDEM_TARGET_DTYPE and so on)."""
 
-    model: str = "bundled"
+    model: str = BUNDLED
     draft_model: str | None = None
     draft_layers: int | None = None
+    bundled_draft: bool = False  # whether the bundled target is drafted by its own draft unless something else is asked
     draft: bool = True
     device: str | None = None
     draft_device: str | None = None
@@ -37,7 +39,9 @@ class UpOptions:
     @property
     def drafting_model(self) -> str:
         """The model behind the draft service; empty: n-grams only. A draft by layers is a part of the target."""
-        return self.draft_model or (self.model if self.draft_layers else "")
+        if self.draft_model or self.draft_layers:
+            return self.draft_model or self.model
+        return BUNDLED_DRAFT if self.bundled_draft and self.model == BUNDLED else ""
 
     @property
     def target_threads(self) -> int:
@@ -59,7 +63,7 @@ class UpOptions:
 
     @property
     def bundled_model_used(self) -> bool:
-        return self.model == "bundled" or (self.draft and self.drafting_model == "bundled")
+        return self.model == BUNDLED or (self.draft and self.drafting_model in (BUNDLED, BUNDLED_DRAFT))
 
 
 def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[list[Service]]:

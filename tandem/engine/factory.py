@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,8 +14,17 @@ from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.step_times import StepTimes, measure
 from tandem.engine.torch_runner import TorchRunner, kv_bytes_per_token
 from tandem.engine.worker import Worker
-from tandem.errors import InvalidRequest
-from tandem.models.bundled import default_cache_dir, fetch_bundled
+from tandem.errors import InvalidRequest, UnknownModel
+from tandem.models.bundled import (
+    BUNDLED,
+    BUNDLED_DRAFT,
+    DRAFTS,
+    bundled_layers,
+    default_cache_dir,
+    fetch_bundled,
+)
+from tandem.models.bundled_draft import put_together
+from tandem.models.draft_vocabulary import TokenIds, draft_vocabulary
 from tandem.models.facts import context_length, end_token_ids, read_config
 from tandem.models.loading import choose_device, load_model
 from tandem.models.locate import ModelFiles, locate
@@ -40,13 +50,21 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Started:
+class Started:
     """A runner, and what it runs on."""
 
     runner: ModelRunner
     engine: str
     device: str
     dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """How much of a model to load; None: all of it."""
+
+    num_layers: int | None
+    token_ids: TokenIds | None  # that the head is for
 
 
 def start_engine(
@@ -57,15 +75,17 @@ def start_engine(
     max_programs: int,
     metrics: ServiceMetrics,
     num_layers: int | None = None,
+    is_draft: bool = False,
     progress: Progress,
 ) -> Engine:
     """Load `source` (`bundled`, a folder, hub id or .gguf) and start its worker. Raises TandemError saying what to do.
 
-    The context is the model's own, or what the KV cache holds where that is less.
+    Only with `is_draft` it may be a model whose head lacks tokens. The context is the model's own, or what the KV cache
+    holds where that is less.
     """
     torch.set_num_threads(settings.threads)
-    files = _locate(source, progress)
-    started = _start_runner(files, settings, num_layers, progress)
+    files = find_model(source, progress)
+    started = start_runner(files, settings, num_layers=num_layers, is_draft=is_draft, progress=progress)
     runner = started.runner
     progress("measuring how long a forward takes")
     worker = Worker(
@@ -120,7 +140,7 @@ def _run_once(runner: ModelRunner, num_tokens: int) -> None:
 
 def prepare_model(source: str, progress: Progress) -> None:
     """Fetch and convert what `start_engine` would, and see that the model loads. Raises TandemError."""
-    files = _locate(source, progress)
+    files = find_model(source, progress)
     if has_openvino_form(files):
         try:
             openvino_model(files, progress)
@@ -130,27 +150,52 @@ def prepare_model(source: str, progress: Progress) -> None:
     load_model(files, device="cpu", dtype="float32", num_layers=1, progress=progress)
 
 
-def _locate(source: str, progress: Progress) -> ModelFiles:
+def find_model(source: str, progress: Progress) -> ModelFiles:
+    """The files of `source` (`bundled`, `bundled-draft`, a folder, hub id or .gguf), fetched if need be.
+
+    Raises TandemError, saying what to do.
+    """
     cache_dir = default_cache_dir()
-    path = fetch_bundled(cache_dir, progress) if source == "bundled" else source
+    path: Path | str = source
+    if source == BUNDLED:
+        path = fetch_bundled(cache_dir, progress)
+    elif source == BUNDLED_DRAFT:
+        layers = bundled_layers()
+        if layers is None:
+            raise UnknownModel("this Tandem comes without a draft of its own; `tandem distill` makes one")
+        path = put_together(layers, fetch_bundled(cache_dir, progress), cache_dir / DRAFTS, progress)
     return locate(str(path), cache_dir=cache_dir, progress=progress)
 
 
-def _start_runner(files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress) -> _Started:
+def start_runner(
+    files: ModelFiles,
+    settings: EngineSettings,
+    *,
+    num_layers: int | None = None,
+    is_draft: bool = False,
+    progress: Progress,
+) -> Started:
+    """A runner alone, for one who batches without a worker. Raises TandemError."""
+    token_ids = draft_vocabulary(files, vocab_size=max(vocabulary(files.folder)) + 1)
+    if token_ids is not None and not is_draft:
+        raise InvalidRequest(
+            f"{files.model_id} is a draft whose head knows {len(token_ids):,} tokens only, so it would never say the "
+            "others; name its target as the model, and this one as the draft model",
+            param="model",
+        )
+    wanted = _Wanted(num_layers=num_layers, token_ids=token_ids)
     if settings.engine == "openvino":
-        return _start_openvino(files, settings, num_layers, progress)
+        return _start_openvino(files, settings, wanted, progress)
     on_cpu = choose_device(settings.device).type == "cpu"
     if settings.engine == "auto" and on_cpu and settings.dtype != "float16" and has_openvino_form(files):
         try:
-            return _start_openvino(files, settings, num_layers, progress)
+            return _start_openvino(files, settings, wanted, progress)
         except InvalidRequest as error:
             progress(f"engine openvino does not take this model, so engine torch does: {error.message}")
-    return _start_torch(files, settings, num_layers, progress)
+    return _start_torch(files, settings, wanted, progress)
 
 
-def _start_openvino(
-    files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress
-) -> _Started:
+def _start_openvino(files: ModelFiles, settings: EngineSettings, wanted: _Wanted, progress: Progress) -> Started:
     # A second; services on GPUs do without it.
     from tandem.engine.openvino_runner import OpenVinoRunner, choose_precision
 
@@ -166,18 +211,21 @@ def _start_openvino(
         kv_cache_bytes=settings.kv_cache_bytes,
         threads=settings.threads,
         precision=precision,
-        num_layers=num_layers,
+        num_layers=wanted.num_layers,
+        token_ids=wanted.token_ids,
         attends_in_blocks=settings.attends_in_blocks,
     )
     if settings.block_size not in (None, runner.block_size):
         raise InvalidRequest(
             f"block_size is {runner.block_size} with engine openvino; leave it out", param="block_size"
         )
-    return _Started(runner=runner, engine="openvino", device="cpu", dtype=precision.dtype)
+    return Started(runner=runner, engine="openvino", device="cpu", dtype=precision.dtype)
 
 
-def _start_torch(files: ModelFiles, settings: EngineSettings, num_layers: int | None, progress: Progress) -> _Started:
-    loaded = load_model(files, device=settings.device, dtype=settings.dtype, num_layers=num_layers, progress=progress)
+def _start_torch(files: ModelFiles, settings: EngineSettings, wanted: _Wanted, progress: Progress) -> Started:
+    loaded = load_model(
+        files, device=settings.device, dtype=settings.dtype, num_layers=wanted.num_layers, progress=progress
+    )
     block_size = settings.block_size or _TORCH_BLOCK_SIZE
     bytes_per_block = kv_bytes_per_token(loaded.model.config, loaded.dtype) * block_size
     num_blocks = settings.kv_cache_bytes // bytes_per_block
@@ -185,9 +233,14 @@ def _start_torch(files: ModelFiles, settings: EngineSettings, num_layers: int | 
         raise InvalidRequest(f"kv_cache_bytes must hold at least two blocks of {bytes_per_block} bytes")
     graphs = CudaGraphs(loaded.device) if settings.cuda_graphs and loaded.device.type == "cuda" else None
     runner = TorchRunner(
-        loaded.model, vocab_size=loaded.vocab_size, block_size=block_size, num_blocks=num_blocks, capture=graphs
+        loaded.model,
+        vocab_size=loaded.vocab_size,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        capture=graphs,
+        token_ids=wanted.token_ids,
     )
-    return _Started(
+    return Started(
         runner=runner,
         engine="torch",
         device=str(loaded.device),

@@ -2,7 +2,7 @@
 
 OpenVINO turns the stateful graph of an exported model into one whose attention reads and writes a paged cache that the
 caller owns, over packed tokens: our RaggedBatch, nearly word for word. What is ours is the memory of that cache, and
-two cuts in the graph: logits only for the rows asked for, and, on request, the first layers only.
+cuts in the graph: logits only for the rows asked for, and, on request, after the first layers, or of some tokens only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation
 
 from tandem.engine.continuations import in_blocks, one_by_one
+from tandem.engine.openvino_head import keep_tokens
+from tandem.engine.partial_head import spread
 from tandem.engine.runner import Int32Array, RaggedBatch
 from tandem.errors import InvalidRequest
 
@@ -81,8 +83,9 @@ class OpenVinoRunner:
     """A ModelRunner (see tandem/engine/runner.py) around `model_file`, an openvino_model.xml with a stateful graph.
 
     `most_token_ids` is the tokenizer's vocabulary; logits of padding beyond it are cut off. `num_layers` keeps the
-    first layers only. `kv_cache_bytes` bounds the cache. Raises InvalidRequest for a graph that
-    OpenVINO cannot page, and where the cache would hold less than three blocks.
+    first layers only. With `token_ids` the head is for these tokens only, and the others' logits are -inf.
+    `kv_cache_bytes` bounds the cache. Raises InvalidRequest for a graph that OpenVINO cannot page, and where the cache
+    would hold less than three blocks.
 
     A text comes out the same to the bit whether its tokens were computed one by one, in verify blocks, or beside
     others': see continuations.py; `attends_in_blocks` says which of its two ways is taken. And float32 matrices
@@ -101,6 +104,7 @@ class OpenVinoRunner:
         precision: OpenVinoPrecision,
         num_layers: int | None = None,
         attends_in_blocks: bool = False,
+        token_ids: Int32Array | None = None,
     ) -> None:
         core = ov.Core()
         graph = core.read_model(model_file)
@@ -112,7 +116,11 @@ class OpenVinoRunner:
             ) from error
         if num_layers is not None:
             _keep_layers(graph, num_layers)
-        _gather_before_head(graph)
+        head = _gather_before_head(graph)
+        width: int = graph.output(0).partial_shape[-1].get_length()
+        self._token_ids = None if token_ids is None else torch.from_numpy(token_ids.astype(np.int64))
+        if token_ids is not None:
+            keep_tokens(graph, head, token_ids)
         compiled = core.compile_model(
             graph,
             "CPU",
@@ -145,7 +153,6 @@ class OpenVinoRunner:
         for names, storage in self._storages:
             for name, array in zip(names, storage, strict=True):
                 self._request.set_tensor(name, ov.Tensor(array, ov.Shape(array.shape), types[name]))
-        width: int = compiled.output(0).partial_shape[-1].get_length()
         self._vocab_size = min(most_token_ids, width)
         self._context_length = min(context_length, self._num_blocks * _BLOCK_SIZE)
 
@@ -188,8 +195,10 @@ class OpenVinoRunner:
             self._request.set_tensor(name, ov.Tensor(np.asarray(array)))
         self._request.infer()
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
-        wanted = logits.reshape(len(rows), logits.shape[-1])[: len(batch.logits_rows), : self._vocab_size]
-        return torch.from_numpy(wanted)
+        wanted = torch.from_numpy(logits.reshape(len(rows), logits.shape[-1])[: len(batch.logits_rows)])
+        if self._token_ids is not None:
+            return spread(wanted, self._token_ids, vocab_size=self._vocab_size)
+        return wanted[:, : self._vocab_size]
 
     def _with_companion(self, batch: RaggedBatch) -> RaggedBatch:
         """The one token of `batch`, and token 0 at position 0 of a sequence of its own."""
@@ -254,8 +263,11 @@ def _rounding_group(graph: ov.Model) -> int:
     return _GGUF_GROUP if in_groups else _ROW_GROUP
 
 
-def _gather_before_head(graph: ov.Model) -> None:
-    """A new input names the rows whose logits are wanted; the head, 20 % of a small model, works for these only."""
+def _gather_before_head(graph: ov.Model) -> ov.Node:
+    """A new input names the rows whose logits are wanted; the head, 20 % of a small model, works for these only.
+
+    Returns the head: the multiplication that makes the logits.
+    """
     head = graph.get_results()[0].input_value(0).get_node()
     while head.get_type_name() != "MatMul":
         head = head.input_value(0).get_node()
@@ -265,6 +277,7 @@ def _gather_before_head(graph: ov.Model) -> None:
     head.input(0).replace_source_output(gathered.output(0))
     graph.add_parameters([rows])
     graph.validate_nodes_and_infer_types()
+    return head
 
 
 def _block_shape(port: ov.Output) -> tuple[int, ...]:

@@ -27,7 +27,8 @@ from transformers.masking_utils import AttentionMaskInterface
 from tandem.engine import model_check
 from tandem.engine.model_check import LayerShape
 from tandem.engine.paged_attention import AttentionContext, PagedContext, paged_attention, to_device
-from tandem.engine.runner import RaggedBatch
+from tandem.engine.partial_head import spread
+from tandem.engine.runner import Int32Array, RaggedBatch
 from tandem.engine.static_decode import Capture, StaticDecoder
 from tandem.models.facts import context_length
 
@@ -58,6 +59,8 @@ class TorchRunner:
     attention does not do: recurrent or convolutional layers, encoders, attention sinks, position biases, chunked
     windows, attention code outside of transformers' attention interface.
 
+    With `token_ids`, the head is for these tokens only, and the others' logits are -inf.
+
     With `capture`, batches that fit a bucket of static_decode.py run as steps that it records; the KV cache is then one
     block larger than `num_blocks`.
     """
@@ -70,6 +73,7 @@ class TorchRunner:
         block_size: int,
         num_blocks: int,
         capture: Capture | None = None,
+        token_ids: Int32Array | None = None,
     ) -> None:
         if block_size < 1 or num_blocks < 1:
             raise ValueError(f"need at least one block of one token, got {num_blocks} blocks of {block_size}")
@@ -86,6 +90,7 @@ class TorchRunner:
 
         own_attention = model_check.attention_of(model)
         self._device = next(model.parameters()).device
+        self._token_ids: torch.Tensor | None = None  # checked with its whole head first
         try:
             shapes = model_check.inspect(model)
             self._context_length = min(context_length(model.config), num_blocks * block_size)
@@ -109,6 +114,9 @@ class TorchRunner:
         except BaseException:
             model.set_attn_implementation(own_attention)  # leave a refused model as it came
             raise
+        if token_ids is not None:
+            self._token_ids = to_device(token_ids, self._device).long()
+            model.set_output_embeddings(_rows_of(model.get_output_embeddings(), self._token_ids))
 
     @property
     def vocab_size(self) -> int:
@@ -161,6 +169,8 @@ class TorchRunner:
             logits_to_keep=0 if rows is None else rows,  # 0: transformers' word for all
             tandem_context=context,
         )
+        if self._token_ids is not None:
+            return spread(output.logits[0], self._token_ids, vocab_size=self._vocab_size)
         logits: torch.Tensor = output.logits[0, :, : self._vocab_size]
         return logits.float().contiguous()
 
@@ -178,6 +188,15 @@ class TorchRunner:
                     torch.tensor(destination, device=self._device),
                     storage.index_select(1, torch.tensor(source, device=self._device)),
                 )
+
+
+def _rows_of(head: Any, token_ids: torch.Tensor) -> torch.nn.Linear:
+    """A head for these tokens only."""
+    part = torch.nn.Linear(head.in_features, len(token_ids), bias=head.bias is not None, device="meta")
+    part.weight = torch.nn.Parameter(head.weight[token_ids], requires_grad=False)
+    if head.bias is not None:
+        part.bias = torch.nn.Parameter(head.bias[token_ids], requires_grad=False)
+    return part
 
 
 def _allocate(

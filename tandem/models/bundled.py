@@ -18,12 +18,17 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
 from tandem.errors import InternalError, TandemError, Unavailable
 
 Progress = Callable[[str], None]
+
+BUNDLED = "bundled"
+BUNDLED_DRAFT = "bundled-draft"  # tandem/models/bundled_draft.py
+DRAFTS = "drafts"  # folder of the cache: bundled drafts, put together
 
 _POLL_SECONDS = 0.5
 _CHUNK_BYTES = 1 << 20
@@ -65,6 +70,12 @@ def default_cache_dir() -> Path:
         return Path(named).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tandem"
+
+
+def bundled_layers() -> Path | None:
+    """The layers of the bundled target's draft, which are in this package; None where it comes without."""
+    path = Path(str(resources.files("tandem.models"))) / "bundled_draft_files" / "layers.gguf"
+    return path if path.is_file() else None
 
 
 def fetch_bundled(

@@ -1,0 +1,1 @@
+"""What the target is asked, so that a draft can learn from its answers."""
