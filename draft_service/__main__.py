@@ -10,8 +10,12 @@ import structlog
 from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
+from draft_service.drafters.table import TableDrafter
 from draft_service.servicer import DraftServicer
 from draft_service.settings import DraftSettings
+from tandem.errors import InvalidRequest
+from tandem.models.bundled_table import find_table, table_info
+from tandem.ngram_table import NgramTable
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
 from tandem.rpc.sessions import SessionSlots
@@ -19,8 +23,11 @@ from tandem.rpc.tls import server_credentials
 from tandem.service_metrics import ServiceMetrics
 from tandem.settings import TracingSettings
 from tandem.tracing import start_tracing
-from tandem.types import DraftInfo
+from tandem.types import DraftInfo, ModelInfo
 from tandem.v1 import draft_pb2, draft_pb2_grpc
+
+# Shortest repeated suffix that the n-gram drafter continues before these are asked (docs/decisions/0007 and 0010).
+_MODEL_MATCH, _TABLE_MATCH = 4, 2
 
 
 async def serve() -> None:
@@ -33,6 +40,13 @@ async def serve() -> None:
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
     ngram = NgramDrafter(min_ngram=settings.min_ngram, tokens_per_match=settings.tokens_per_match)
     drafters: dict[str, Drafter] = {"ngram": ngram}
+    table = find_table(settings.table, target_model=settings.target_model)
+    if table is not None:
+        log.info("table", contexts=table.num_contexts, answer_tokens=table.origin.num_answer_tokens)
+        drafters["table"] = TableDrafter(table, least_certainty=settings.table_certainty)
+        drafters["auto"] = AutoDrafter(
+            ngram=ngram, model=drafters["table"], min_match=settings.auto_match or _TABLE_MATCH
+        )
     engine = None
     if settings.model:
         # Imported here: without a model nothing needs torch, and the service starts in half a second, in 70 MB.
@@ -53,13 +67,14 @@ async def serve() -> None:
         )
         model = ModelDrafter(engine.worker, law_size=settings.law_size)
         drafters["model" if settings.num_layers is None else "layer_skip"] = model
-        drafters["auto"] = AutoDrafter(ngram=ngram, model=model, min_match=settings.auto_match)
-    metrics.describe(None if engine is None else engine.info, threads=settings.threads, drafters=tuple(drafters))
+        drafters["auto"] = AutoDrafter(ngram=ngram, model=model, min_match=settings.auto_match or _MODEL_MATCH)
+    model_info = _model_info(None if engine is None else engine.info, table)
+    metrics.describe(model_info, threads=settings.threads, drafters=tuple(drafters))
     try:
         info = DraftInfo(
-            model=None if engine is None else engine.info,
+            model=model_info,
             drafters=tuple(drafters),
-            default_drafter="ngram" if engine is None else "auto",
+            default_drafter="auto" if "auto" in drafters else "ngram",
             max_draft_tokens=settings.max_draft_tokens,
             max_sessions=settings.max_sessions,
         )
@@ -89,6 +104,19 @@ async def serve() -> None:
         if engine is not None:
             engine.worker.close()
         tracing.close()
+
+
+def _model_info(model: ModelInfo | None, table: NgramTable | None) -> ModelInfo | None:
+    """What the gateway compares with the target. Raises InvalidRequest for a table and a model that do not match."""
+    if table is None or model is None:
+        return model if table is None else table_info(table)
+    if table.origin.tokenizer_fingerprint != model.tokenizer_fingerprint:
+        raise InvalidRequest(
+            f"the table's tokenizer ({table.origin.model_id}: {table.origin.tokenizer_fingerprint}) is not the model's "
+            f"({model.model_id}: {model.tokenizer_fingerprint})",
+            param="table",
+        )
+    return model
 
 
 if __name__ == "__main__":

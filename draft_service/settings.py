@@ -16,6 +16,15 @@ class DraftSettings(RpcServerSettings, EngineSettings):
     port: int = Field(50052, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int = Field(9102, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
     model: str = Field("", description="`bundled`, a Hugging Face folder, hub id or .gguf file; empty: n-grams only")
+    table: str = Field(
+        "none",
+        description="n-grams of the target's own answers: a file that `tandem distill` wrote, `bundled`, `none`, or "
+        "`auto`: the bundled one where target_model is `bundled`",
+    )
+    target_model: str = Field("", description="what the target service serves, for table `auto`")
+    table_certainty: float = Field(
+        0.03, ge=0.0, le=1.0, description="how likely a guess from the table must be, with those before it"
+    )
     num_layers: int | None = Field(None, ge=1, description="keep only the model's first layers")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="most tokens drafted in a round")
     law_size: int = Field(50, ge=1, le=8192, description="tokens in the law that a sampled draft is drawn from")
@@ -23,6 +32,10 @@ class DraftSettings(RpcServerSettings, EngineSettings):
     tokens_per_match: int = Field(
         2, ge=1, le=64, description="tokens that the n-gram drafter drafts for each token of the repeated suffix"
     )
-    auto_match: int = Field(
-        4, ge=1, le=64, description="shortest repeated suffix that `auto` leaves to the n-gram drafter, not the model"
+    auto_match: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="shortest repeated suffix that `auto` leaves to the n-gram drafter; empty: 4 where a model drafts "
+        "else, 2 where the table does",
     )

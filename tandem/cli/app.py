@@ -92,6 +92,15 @@ def _up(
             envvar="TANDEM_DRAFT_MODEL",
         ),
     ] = None,
+    draft_table: Annotated[
+        str | None,
+        typer.Option(
+            help="n-grams of the target's answers, which `tandem distill` makes; a draft without a model. (default: "
+            "the bundled ones, for the bundled model)",
+            envvar="TANDEM_DRAFT_TABLE",
+            show_default=False,
+        ),
+    ] = None,
     draft_layers: Annotated[
         int | None,
         typer.Option(
@@ -154,6 +163,7 @@ def _up(
         model=model,
         draft_model=draft_model,
         draft_layers=draft_layers,
+        draft_table=draft_table,
         draft=not no_draft,
         device=device,
         draft_device=draft_device,

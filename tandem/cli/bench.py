@@ -28,6 +28,14 @@ def bench(
         int | None,
         typer.Option(min=1, help="With --up: draft with the first N layers only.", envvar="TANDEM_DRAFT_NUM_LAYERS"),
     ] = None,
+    draft_table: Annotated[
+        str | None,
+        typer.Option(
+            help="With --up: n-grams of the target's answers. (default: the bundled ones, for the bundled model)",
+            envvar="TANDEM_DRAFT_TABLE",
+            show_default=False,
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="With --up: CPU threads of each model service. (default: all cores, divided)"),
@@ -107,6 +115,7 @@ def bench(
             model=model,
             draft_model=draft_model,
             draft_layers=draft_layers,
+            draft_table=draft_table,
             threads=threads,
             cores=available_cores(),
         )

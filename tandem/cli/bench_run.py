@@ -220,6 +220,7 @@ def _started_with(up: UpOptions) -> dict[str, Any]:
         "model": up.model,
         "draft": up.drafting_model or "n-grams",
         "draft layers": up.draft_layers,
+        "draft table": up.drafting_table,
         "threads of the target": up.target_threads,
     }
     return {name: value for name, value in chosen.items() if value is not None}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-Stage = Literal["answers", "draft"]
+Stage = Literal["answers", "ngrams", "draft"]
 
 
 def distill(
@@ -28,6 +28,14 @@ def distill(
         typer.Option(
             help="Folder of the draft, written whole at the end. (default: `draft` in the work folder)",
             file_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    ngrams: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of the n-grams of the answers, a draft without a model. (default: in the work folder)",
+            dir_okay=False,
             show_default=False,
         ),
     ] = None,
@@ -88,6 +96,7 @@ def distill(
         model=model,
         work=folder,
         out=out or folder / "draft",
+        ngrams=ngrams or folder / "ngrams.safetensors",
         prompts=prompts,
         only_own_prompts=only_own_prompts,
         seed=seed,

@@ -21,6 +21,7 @@ class UpOptions:
     model: str = BUNDLED
     draft_model: str | None = None
     draft_layers: int | None = None
+    draft_table: str | None = None  # None: the bundled one, where that fits
     bundled_draft: bool = False  # whether the bundled target is drafted by its own draft unless something else is asked
     draft: bool = True
     device: str | None = None
@@ -42,6 +43,13 @@ class UpOptions:
         if self.draft_model or self.draft_layers:
             return self.draft_model or self.model
         return BUNDLED_DRAFT if self.bundled_draft and self.model == BUNDLED else ""
+
+    @property
+    def drafting_table(self) -> str:
+        """The draft service's table of n-grams; the bundled target has one, for where no model drafts."""
+        if self.draft_table is not None:
+            return self.draft_table
+        return BUNDLED if self.model == BUNDLED and not self.drafting_model else "none"
 
     @property
     def target_threads(self) -> int:
@@ -97,6 +105,7 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
             TANDEM_DRAFT_PORT=str(options.draft_port),
             TANDEM_DRAFT_METRICS_PORT=str(options.draft_metrics_port),
             TANDEM_DRAFT_MODEL=options.drafting_model,
+            TANDEM_DRAFT_TABLE=options.drafting_table,
             TANDEM_DRAFT_NUM_LAYERS=None if options.draft_layers is None else str(options.draft_layers),
             TANDEM_DRAFT_DEVICE=options.draft_device or options.device,
             TANDEM_DRAFT_DTYPE=options.dtype,
