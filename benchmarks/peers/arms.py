@@ -115,6 +115,7 @@ ARMS: tuple[Arm, ...] = (
         settings=_threads({"arguments": ["--no-draft"], "speculation": {"enabled": False}}),
     ),
     Arm(name="tandem, n-gram", family="tandem", settings=_tandem("ngram")),
+    Arm(name="tandem, n-gram and table", family="tandem", settings=_tandem("auto")),
     Arm(name="tandem, model draft", family="tandem", settings=_tandem("model")),
     Arm(
         name="llama.cpp, plain",

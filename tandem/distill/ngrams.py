@@ -16,6 +16,7 @@ from tandem.ngram_table import Contexts, NgramTable, Origin, hash_further, keys_
 
 LONGEST = 4  # tokens of a context; with 600,000 answer tokens, longer ones were seen once and say no more
 _CANDIDATES = 4  # likeliest tokens of a law that count
+_SHORTER_COUNTS = 1.0  # 0.302 of held-out tokens foretold; with 0: 0.296, with 4: 0.300
 _BEFORE = -1  # in place of a token before the text's first
 
 
@@ -27,17 +28,20 @@ def learn(examples: Sequence[Example], *, origin: Origin, longest: int = LONGEST
     probs = np.exp(log_probs.astype(np.float32))
     hashed = np.zeros(len(preceding), dtype=np.uint64)
     backed_off = np.full(len(preceding), -1, dtype=np.int64)  # what shorter contexts say at each place
+    certainty = np.zeros(len(preceding))  # and how sure they are
     found: list[Contexts] = []
     for n in range(longest):
         hashed = hash_further(hashed, preceding[:, n])
         there = preceding[:, n] != _BEFORE
-        contexts, first_places = _likeliest(keys_of(hashed[there]), candidates[there], probs[there])
+        contexts, first_places = _likeliest(
+            keys_of(hashed[there]), candidates[there], probs[there], backed_off[there], certainty[there]
+        )
         news = contexts.token_ids != backed_off[there][first_places]
         contexts = Contexts(
             keys=contexts.keys[news], token_ids=contexts.token_ids[news], certainty=contexts.certainty[news]
         )
         found.append(contexts)
-        backed_off = _said(contexts, keys_of(hashed), there, otherwise=backed_off)
+        backed_off, certainty = _said(contexts, keys_of(hashed), there, backed_off, certainty)
     return NgramTable(found, origin)
 
 
@@ -59,34 +63,47 @@ def _preceding(example: Example, longest: int) -> npt.NDArray[np.int32]:
 
 
 def _likeliest(
-    keys: npt.NDArray[np.uint32], candidates: npt.NDArray[np.int32], probs: npt.NDArray[np.float32]
+    keys: npt.NDArray[np.uint32],
+    candidates: npt.NDArray[np.int32],
+    probs: npt.NDArray[np.float32],
+    backed_off: npt.NDArray[np.int64],
+    certainty: npt.NDArray[np.float64],
 ) -> tuple[Contexts, npt.NDArray[np.int64]]:
-    """For each distinct key the candidate with the largest sum of probabilities; and the first place of each key."""
+    """For each distinct key the candidate with the largest sum of probabilities; and the first place of each key.
+
+    What the shorter context says counts as if it had been seen `_SHORTER_COUNTS` times more: a context that was seen
+    once knows little (interpolation, as Jelinek and Mercer 1980).
+    """
     distinct, first_places, of_place, counts = np.unique(
         keys, return_index=True, return_inverse=True, return_counts=True
     )
-    pair_keys = np.repeat(of_place.astype(np.int64), candidates.shape[1])
-    pairs = pair_keys << 32 | candidates.ravel().astype(np.int64)
+    share = _SHORTER_COUNTS / counts[of_place]  # at each of the key's places, so that they sum up to it
+    weights = np.concatenate([probs, (share * certainty)[:, None]], axis=1)
+    tokens = np.concatenate([candidates.astype(np.int64), backed_off[:, None]], axis=1)
+    tokens = np.maximum(tokens, 0)  # nothing, with the weight nothing
+    pairs = np.repeat(of_place.astype(np.int64), tokens.shape[1]) << 32 | tokens.ravel()
     distinct_pairs, of_pair = np.unique(pairs, return_inverse=True)
-    mass = np.bincount(of_pair, weights=probs.ravel())
+    mass = np.bincount(of_pair, weights=weights.ravel())
     owners = distinct_pairs >> 32
     ordered = np.lexsort((-mass, owners))  # by key, the largest first
     best = ordered[np.flatnonzero(np.diff(owners[ordered], prepend=-1))]
-    certainty = np.clip(np.rint(255.0 * mass[best] / counts), 0, 255).astype(np.uint8)
+    seen = counts + _SHORTER_COUNTS * (certainty[first_places] > 0)
+    in_255ths = np.clip(np.rint(255.0 * mass[best] / seen), 0, 255).astype(np.uint8)
     token_ids = (distinct_pairs[best] & 0xFFFFFFFF).astype(np.uint32)
-    return Contexts(keys=distinct, token_ids=token_ids, certainty=certainty), first_places
+    return Contexts(keys=distinct, token_ids=token_ids, certainty=in_255ths), first_places
 
 
 def _said(
     contexts: Contexts,
     keys: npt.NDArray[np.uint32],
     there: npt.NDArray[np.bool_],
-    *,
-    otherwise: npt.NDArray[np.int64],
-) -> npt.NDArray[np.int64]:
-    """What `contexts` say of each key [A], or `otherwise` where they say nothing."""
+    backed_off: npt.NDArray[np.int64],
+    certainty: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """What `contexts` say of each key [A], and how sure they are; or what was said before where they say nothing."""
     if not len(contexts.keys):
-        return otherwise
+        return backed_off, certainty
     at = np.minimum(np.searchsorted(contexts.keys, keys), len(contexts.keys) - 1)
     known = there & (contexts.keys[at] == keys)
-    return np.where(known, contexts.token_ids[at].astype(np.int64), otherwise)
+    said = np.where(known, contexts.token_ids[at].astype(np.int64), backed_off)
+    return said, np.where(known, contexts.certainty[at] / 255.0, certainty)

@@ -40,7 +40,7 @@ def example(prompt: list[int], answer: list[int], laws: list[dict[int, float]] |
 
 def test_the_longest_known_context_decides() -> None:
     table = learn([example([1, 2], [3, 9]), example([5, 2], [4, 9]), example([6, 2], [4, 9])], origin=ORIGIN)
-    assert table.next([0, 1, 2]) == (3, 1.0)
+    assert table.next([0, 1, 2]) == pytest.approx((3, 1 / 2), abs=0.003)  # seen once, and 4 after 2 counts as once
     assert table.next([0, 7, 2]) == pytest.approx((4, 2 / 3), abs=0.003)
     assert table.next([2]) == pytest.approx((4, 2 / 3), abs=0.003)
     assert table.next([1, 30]) is None
@@ -56,32 +56,37 @@ def test_contexts_that_say_what_shorter_ones_say_are_left_out() -> None:
 def test_laws_count_and_not_the_tokens_drawn_from_them() -> None:
     law = {3: 0.5, 4: 0.4}
     table = learn([example([1, 2], [4], [law]), example([1, 2], [4], [law])], origin=ORIGIN)
-    assert table.next([1, 2]) == pytest.approx((3, 0.5), abs=0.003)
+    assert table.next([2]) == pytest.approx((3, 0.5), abs=0.003)
 
 
 def test_a_plain_count_says_the_same() -> None:
-    """Against dictionaries, on random answers over few tokens."""
+    """Against dictionaries, on random answers over few tokens: a shorter context counts as one more place."""
     rng = np.random.default_rng(0)
     examples = [example(rng.integers(0, 6, 5).tolist(), rng.integers(0, 6, 60).tolist()) for _ in range(40)]
     table = learn(examples, origin=ORIGIN)
-    counts: dict[tuple[int, ...], dict[int, int]] = {}
+    counts: dict[tuple[int, ...], dict[int, float]] = {}
     for one in examples:
         tokens = one.token_ids.tolist()
         for place in range(one.prompt_length, len(tokens)):
             for n in range(1, 5):
                 said = counts.setdefault(tuple(tokens[place - n : place]), {})
                 said[tokens[place]] = said.get(tokens[place], 0) + 1
-    looked_up = right = 0
-    for context, said in counts.items():
-        if len(context) < 4 or sorted(said.values())[-2:] == sorted(said.values())[-1:] * 2:
-            continue  # of equals either may be kept
+    expected: dict[tuple[int, ...], tuple[int, float]] = {}
+    clear = 0
+    for context in sorted(counts, key=len):
+        scores = dict(counts[context])
+        if len(context) > 1:
+            token, certainty = expected[context[1:]]
+            scores[token] = scores.get(token, 0) + certainty
+        best = max(scores, key=scores.__getitem__)
+        expected[context] = best, scores[best] / (sum(counts[context].values()) + (len(context) > 1))
         guess = table.next([17, *context])
         assert guess is not None
-        looked_up += 1
-        # Its own word; or that of a shorter context, which then is the same.
-        right += guess[0] == max(said, key=said.__getitem__)
-    assert looked_up > 200
-    assert right == looked_up
+        expected[context] = guess  # of near equals either may be the larger after rounding to 255ths
+        if max(scores.values()) - sorted([0, *scores.values()])[-2] > 0.05:
+            clear += 1
+            assert guess[0] == best
+    assert clear > 200
     assert 0 < sum(hits(table, one) for one in examples) <= sum(len(one.top_ids) for one in examples)
 
 
