@@ -31,10 +31,17 @@ class ProcessFigures:
 
 
 class Processes:
-    """The pages in `urls`, by the processes' names; a context."""
+    """The pages in `urls`, by the processes' names; a context. `api_keys`: for those that ask for one, by name."""
 
-    def __init__(self, urls: Mapping[str, str], *, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        *,
+        api_keys: Mapping[str, str] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self._urls = urls
+        self._headers = {name: {"authorization": f"Bearer {key}"} for name, key in (api_keys or {}).items()}
         self._http = httpx.AsyncClient(timeout=5.0, transport=transport, mounts=NO_PROXY)
 
     async def __aenter__(self) -> Self:
@@ -48,7 +55,7 @@ class Processes:
 
         Raises Unavailable where one that is required does not answer.
         """
-        pages = await asyncio.gather(*map(self._page, self._urls.values()))
+        pages = await asyncio.gather(*map(self._page, self._urls))
         for (name, url), page in zip(self._urls.items(), pages, strict=True):
             if page is None and name in required:
                 raise Unavailable(f"no metrics of {name} at {url}: correct or leave out its --metrics-url")
@@ -56,12 +63,12 @@ class Processes:
 
     async def figures(self) -> dict[str, ProcessFigures]:
         """Of every process, now."""
-        pages = await asyncio.gather(*map(self._page, self._urls.values()))
+        pages = await asyncio.gather(*map(self._page, self._urls))
         return {name: read_figures(page or "") for name, page in zip(self._urls, pages, strict=True)}
 
-    async def _page(self, url: str) -> str | None:
+    async def _page(self, name: str) -> str | None:
         try:
-            response = await self._http.get(url)
+            response = await self._http.get(self._urls[name], headers=self._headers.get(name))
         except httpx.HTTPError:
             return None
         return response.text if response.status_code == 200 else None

@@ -177,6 +177,8 @@ def _up(
         target_metrics_port=target_metrics_port,
         draft_metrics_port=draft_metrics_port,
         grace_seconds=grace,
+        tls=bool(os.environ.get("TANDEM_GATEWAY_TLS_CERTIFICATE_FILE")),
+        asks_for_key=bool(os.environ.get("TANDEM_GATEWAY_API_KEYS_FILE")),
     )
     raise typer.Exit(run_up(options, os.environ, state_dir(), detach=detach))
 

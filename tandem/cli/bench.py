@@ -118,6 +118,8 @@ def bench(
             draft_table=draft_table,
             threads=threads,
             cores=available_cores(),
+            tls=bool(os.environ.get("TANDEM_GATEWAY_TLS_CERTIFICATE_FILE")),
+            asks_for_key=bool(os.environ.get("TANDEM_GATEWAY_API_KEYS_FILE")),
         )
         if up
         else None,

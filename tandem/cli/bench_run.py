@@ -143,7 +143,7 @@ async def _bench(job: _Job, console: Console) -> Report:
     began, started = time.monotonic(), datetime.now().astimezone().isoformat(timespec="seconds")
     async with (
         BenchClient(job.url, api_key=job.api_key, concurrency=max(options.levels)) as client,
-        Processes(job.metrics_urls) as processes,
+        Processes(job.metrics_urls, api_keys=_metrics_keys(job)) as processes,
     ):
         model = await client.model()
         status, reasons = await client.readiness()
@@ -212,6 +212,11 @@ def _bar(progress: Progress, words: str, groups: Sequence[Group]) -> Callable[[]
     """A new bar; call what comes back for each conversation that is done."""
     task = progress.add_task(words, total=sum(len(group.prompts) * len(group.arms) for group in groups))
     return lambda: progress.advance(task)
+
+
+def _metrics_keys(job: _Job) -> dict[str, str]:
+    """The gateway's own page wants the key that the gateway wants; a page that the user named is not given it."""
+    return {"gateway": job.api_key} if job.api_key and "gateway" not in job.named_metrics else {}
 
 
 def _started_with(up: UpOptions) -> dict[str, Any]:

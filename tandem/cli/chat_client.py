@@ -77,7 +77,7 @@ class ChatClient:
             headers={"authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(_SILENCE_SECONDS, connect=_CONNECT_SECONDS),
             transport=transport,
-            trust_env=not _is_loopback(httpx.URL(self.url).host),  # a proxy does not know this machine
+            mounts=_no_proxy(httpx.URL(self.url).host),
         )
 
     def __enter__(self) -> Self:
@@ -185,6 +185,13 @@ def _checked(url: str) -> str:
     if not url.startswith(("http://", "https://")):
         raise InvalidRequest(f"--url must begin with http:// or https://, got {url!r}", param="url")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def _no_proxy(host: str) -> dict[str, None]:
+    """A proxy does not know this machine. SSL_CERT_FILE, the environment's other say, holds for it all the same."""
+    if not _is_loopback(host):
+        return {}
+    return {f"all://[{host}]" if ":" in host else f"all://{host}": None}
 
 
 def _is_loopback(host: str) -> bool:

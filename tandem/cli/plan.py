@@ -36,6 +36,8 @@ class UpOptions:
     target_metrics_port: int = 9101
     draft_metrics_port: int = 9102
     grace_seconds: float = 10.0
+    tls: bool = False  # the gateway has a certificate: its variables say so
+    asks_for_key: bool = False  # and so they do of a file with keys
 
     @property
     def drafting_model(self) -> str:
@@ -67,7 +69,13 @@ class UpOptions:
     def url(self) -> str:
         """Where this machine reaches the gateway."""
         host = _ANY_ADDRESS.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+
+    @property
+    def reached_by_others(self) -> bool:
+        """Whether other machines can connect to the gateway."""
+        return self.host in _ANY_ADDRESS
 
     @property
     def bundled_model_used(self) -> bool:

@@ -65,7 +65,7 @@ class UpView:
         """The summary: where it is, how to try it, how to stop it."""
         self._console.print()
         text = Text.assemble((f"Serving at {options.url}", "bold green"), f", after {seconds:.0f} s.")
-        if options.url not in (f"http://{options.host}:{options.port}", f"http://[{options.host}]:{options.port}"):
+        if options.reached_by_others and not options.asks_for_key:
             text.append(" Other machines reach it too, and nothing asks them for a key.", "yellow")
         self._console.print(text, soft_wrap=True)
         if not options.draft:
@@ -74,7 +74,7 @@ class UpView:
             why = "; ".join(readiness.reasons) or "the draft is not ready yet"
             self._console.print(Text(f"Plain decoding for now: {printable(why)}.", "yellow"), soft_wrap=True)
         chat = "tandem chat" if options.url == _DEFAULT_URL else f"tandem chat --url {options.url}"
-        self._console.print(f"\n  {chat}\n  {curl_example(options.url)}\n", soft_wrap=True, markup=False)
+        self._console.print(f"\n  {chat}\n  {curl_example(options)}\n", soft_wrap=True, markup=False)
         self._console.print(how_to_stop, soft_wrap=True, markup=False)
         self._console.print()
 
@@ -107,8 +107,9 @@ def waiting_text(readiness: Readiness, options: UpOptions) -> str:
     return "waiting for the draft"
 
 
-def curl_example(url: str) -> str:
+def curl_example(options: UpOptions) -> str:
     """A request that streams an answer, to be pasted into a shell."""
     body = {"model": "tandem", "messages": [{"role": "user", "content": "Why is the sky blue?"}], "stream": True}
     text = json.dumps(body, separators=(",", ":"))
-    return f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{text}'"
+    key = ' -H "authorization: Bearer $TANDEM_API_KEY"' if options.asks_for_key else ""
+    return f"curl -N {options.url}/v1/chat/completions{key} -H 'content-type: application/json' -d '{text}'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import subprocess
 import sys
@@ -142,6 +143,40 @@ def test_a_key_is_revoked_while_the_gateway_runs(secured: Stack) -> None:
         time.sleep(0.1)
     assert status() == 401
     assert secured.client.get(f"{secured.url}/v1/models").status_code == 200
+
+
+def _tandem(certificates: Certificates, *arguments: str, key: str | None = KEY) -> subprocess.CompletedProcess[str]:
+    """The command line, with the key in its variable, and trusting our authority."""
+    environment = {**os.environ, "SSL_CERT_FILE": str(certificates.ca)}
+    if key is not None:
+        environment["TANDEM_API_KEY"] = key
+    return subprocess.run(
+        [sys.executable, "-m", "tandem.cli", *arguments],
+        env=environment, input="abc\n", capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+
+
+def test_chat_bench_and_verify_say_what_to_do_without_a_key(secured: Stack, certificates: Certificates) -> None:
+    for command in (("chat",), ("bench", "--max-tokens", "4"), ("verify", "--quick")):
+        for key in (None, "wrong-0123456789abcdef"):
+            refused = _tandem(certificates, *command, "--url", secured.url, key=key)
+            assert refused.returncode == 1, refused.stdout
+            assert "--api-key or TANDEM_API_KEY" in " ".join(refused.stderr.split())
+
+
+def test_chat_and_bench_work_with_a_key(secured: Stack, certificates: Certificates, tmp_path: Path) -> None:
+    chat = _tandem(certificates, "chat", "--url", secured.url, "--max-tokens", "4")
+    assert chat.returncode == 0, chat.stderr
+    (tmp_path / "workload.jsonl").write_text('{"prompt": "abc abd abc", "category": "a"}\n')
+    figures = tmp_path / "figures.json"
+    bench = _tandem(
+        certificates, "bench", "--url", secured.url, "--api-key", KEY, "--max-tokens", "8",
+        "--workload", str(tmp_path / "workload.jsonl"), "--json", str(figures), key=None,
+    )  # fmt: skip
+    assert bench.returncode == 0, bench.stdout + bench.stderr
+    document = json.loads(figures.read_text())
+    assert "gateway" in document["lines"][0]["cpu_seconds_per_1000_tokens"]  # from /metrics, which wants the key too
+    assert KEY not in figures.read_text() + bench.stdout + bench.stderr
 
 
 def _say_the_markers(stack: Stack) -> None:

@@ -60,6 +60,19 @@ async def test_all_processes_are_asked_and_one_that_is_away_is_left_out() -> Non
         assert await processes.builds(required=[]) == {"here": {"version": "1.2", "engine": "torch"}}
 
 
+async def test_a_key_is_shown_to_the_page_that_it_is_for_and_to_no_other() -> None:
+    shown: dict[str, str | None] = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        shown[request.url.host] = request.headers.get("authorization")
+        return httpx.Response(200, text=page())
+
+    urls = {"gateway": "http://gateway/metrics", "target": "http://target/metrics"}
+    async with Processes(urls, api_keys={"gateway": "k"}, transport=httpx.MockTransport(answer)) as processes:
+        await processes.figures()
+    assert shown == {"gateway": "Bearer k", "target": None}
+
+
 def test_metrics_urls_are_named_once_and_lead_to_the_page() -> None:
     assert parse_metrics_urls(["target=http://x:1", "draft=http://y:2/metrics"]) == {
         "target": "http://x:1/metrics",
