@@ -13,6 +13,7 @@ import torch
 
 from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.runner import ModelRunner, RaggedBatch
+from tandem.engine.sampling import likeliest
 
 _LOOP_CHECK: Final = 8  # every so many tokens
 _LONGEST_LOOP: Final = 40
@@ -143,20 +144,21 @@ def _extend(active: Sequence[Continuation], logits: torch.Tensor, top: int) -> N
     values, ids = torch.topk(logits, min(top, logits.shape[-1]), dim=-1)
     log_probs = (values - log_sums).cpu().numpy()
     unordered = ids.to(torch.int32).cpu().numpy()
-    order = np.lexsort((unordered, -log_probs))  # of equal ones the lowest id first, as decoding has it
+    order = np.lexsort((unordered, -log_probs))  # of equal ones the lowest id first
     top_ids = np.take_along_axis(unordered, order, axis=-1)
     top_log_probs = np.take_along_axis(log_probs, order, axis=-1).astype(np.float16)
+    greedy = likeliest(logits)
     for row, continuation in enumerate(active):
         continuation.top_ids.append(top_ids[row])
         continuation.top_log_probs.append(top_log_probs[row])
-        continuation.token_ids.append(_draw(continuation, logits[row], int(top_ids[row, 0])))
+        continuation.token_ids.append(_draw(continuation, logits[row], greedy[row]))
 
 
-def _draw(continuation: Continuation, logits: torch.Tensor, likeliest: int) -> int:
+def _draw(continuation: Continuation, logits: torch.Tensor, greedy: int) -> int:
     """The next token of a continuation, from the whole law [vocab] at its temperature."""
     prompt = continuation.prompt
     if prompt.temperature == 0.0:
-        return likeliest
+        return greedy
     row = logits.cpu().numpy()
     weights = np.exp((row - row.max()) / np.float32(prompt.temperature)).cumsum(dtype=np.float64)
     position = len(prompt.token_ids) + len(continuation.token_ids)

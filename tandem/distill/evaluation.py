@@ -94,12 +94,12 @@ def _each(
             hidden = student.hidden(batch)
             match = np.empty(len(hidden), dtype=np.bool_)
             overlap = np.empty(len(hidden), dtype=np.float32)
-            likeliest = np.concatenate([example.top_ids[:, 0] for example in group])
+            answers = np.concatenate([example.token_ids[example.prompt_length :] for example in group])
             for start in range(0, len(hidden), _ROWS_AT_ONCE):
                 rows = slice(start, start + _ROWS_AT_ONCE)
                 logits = hidden[rows] @ head.T
                 said = student.vocabulary[logits.argmax(dim=-1).cpu().numpy()]
-                match[rows] = said == likeliest[rows]
+                match[rows] = said == answers[rows]
                 law = (logits.gather(1, batch.target_ids[rows]) - logits.logsumexp(dim=-1, keepdim=True)).exp()
                 overlap[rows] = torch.minimum(law, batch.target_probs[rows]).sum(dim=-1).cpu().numpy()
             row = 0

@@ -48,6 +48,8 @@ def write_draft(
         with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder.parent) as temporary:
             whole = Path(temporary) / folder.name
             student.model.to(torch.bfloat16).save_pretrained(whole)
+            for weights in whole.glob("*.safetensors"):
+                weights.chmod(0o644)  # safetensors lets only the owner read; the draft service may be another user
             for name, content in tokenizer_files(making.target.folder).items():
                 (whole / name).write_bytes(content)
             (whole / FILE).write_bytes(vocabulary_file(student.vocabulary))

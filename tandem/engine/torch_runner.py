@@ -96,16 +96,7 @@ class TorchRunner:
             self._context_length = min(context_length(model.config), num_blocks * block_size)
             spare_blocks = 0 if capture is None else 1
             self._storages, self._keys, self._values = _allocate(shapes, num_blocks + spare_blocks, block_size, model)
-            self._static: StaticDecoder | None = None
-            if capture is not None:
-                self._static = StaticDecoder(
-                    self._compute,
-                    self._keys,
-                    self._values,
-                    block_size=block_size,
-                    spare_block=num_blocks,
-                    capture=capture,
-                )
+            self._static = self._static_decoder(capture)
             model.set_attn_implementation(own_attention)
             length = min(model_check.PROBE_TOKENS, self._context_length)
             reference = model_check.reference_logits(model, length)[:, :vocab_size]
@@ -117,6 +108,19 @@ class TorchRunner:
         if token_ids is not None:
             self._token_ids = to_device(token_ids, self._device).long()
             model.set_output_embeddings(_rows_of(model.get_output_embeddings(), self._token_ids))
+            self._static = self._static_decoder(capture)  # steps recorded so far have the whole head
+
+    def _static_decoder(self, capture: Capture | None) -> StaticDecoder | None:
+        if capture is None:
+            return None
+        return StaticDecoder(
+            self._compute,
+            self._keys,
+            self._values,
+            block_size=self._block_size,
+            spare_block=self._num_blocks,
+            capture=capture,
+        )
 
     @property
     def vocab_size(self) -> int:

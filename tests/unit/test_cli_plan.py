@@ -139,3 +139,12 @@ def test_the_bundled_model_is_wanted_only_where_it_is_used() -> None:
     assert UpOptions(model="big", draft_model="bundled").bundled_model_used
     assert not UpOptions(model="big", draft_model="bundled", draft=False).bundled_model_used
     assert not UpOptions(model="big").bundled_model_used
+    assert UpOptions(model="big", draft_model="bundled-draft").bundled_model_used
+
+
+def test_the_bundled_target_is_drafted_by_its_own_draft_unless_something_else_is_asked() -> None:
+    assert UpOptions().drafting_model == ""
+    assert UpOptions(bundled_draft=True).drafting_model == "bundled-draft"
+    assert UpOptions(bundled_draft=True, draft_model="small").drafting_model == "small"
+    assert UpOptions(bundled_draft=True, draft_layers=2).drafting_model == "bundled"
+    assert UpOptions(bundled_draft=True, model="big").drafting_model == ""

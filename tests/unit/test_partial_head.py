@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,20 @@ def test_of_the_torch_runner(folder: Path) -> None:
         return TorchRunner(loaded.model, vocab_size=VOCAB, block_size=16, num_blocks=4, token_ids=token_ids)
 
     check(logits_of(runner(None)), logits_of(runner(KEPT)), atol=1e-5)
+
+
+def test_of_recorded_steps(folder: Path) -> None:
+    """What is recorded before the head is cut must not be used afterwards."""
+    loaded = load_model(ModelFiles(folder=folder, model_id="tiny", revision=""), device="cpu", dtype="float32")
+
+    def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        return step
+
+    runner = TorchRunner(loaded.model, vocab_size=VOCAB, block_size=16, num_blocks=4, capture=capture, token_ids=KEPT)
+    kept = torch.from_numpy(KEPT.astype(np.int64))
+    logits = logits_of(runner)
+    assert bool(logits[:, kept].isfinite().all())
+    assert int(logits.isfinite().sum()) == 3 * len(KEPT)
 
 
 @pytest.mark.parametrize("quantization", ["F16", "Q8_0", "Q4_0", "Q4_1"])
@@ -125,6 +140,6 @@ def test_lists_that_cannot_be_are_refused(tmp_path: Path, ids: list[int], compla
 
 
 def test_damaged_lists_are_refused(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(b"no safetensors")
+    (tmp_path / FILE).write_bytes(b"no JSON")
     with pytest.raises(InvalidRequest, match="cannot read"):
         draft_vocabulary(ModelFiles(folder=tmp_path, model_id="draft", revision=""), vocab_size=VOCAB)
