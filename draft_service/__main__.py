@@ -10,6 +10,7 @@ import structlog
 from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
+from draft_service.metrics import PreparationMetrics
 from draft_service.servicer import DraftServicer
 from draft_service.settings import DraftSettings
 from tandem.rpc.launch import launch
@@ -40,12 +41,17 @@ async def serve() -> None:
             settings.model,
             settings,
             name="draft-model",
-            max_programs=settings.max_sessions,
+            max_programs=2 * settings.max_sessions,  # a session's text may go on while its prefill waits
             metrics=metrics,
             num_layers=settings.num_layers,
             progress=lambda message: log.info("preparing", step=message),
         )
-        model = ModelDrafter(engine.worker, law_size=settings.law_size)
+        model = ModelDrafter(
+            engine.worker,
+            law_size=settings.law_size,
+            prepared_branches=settings.prepared_branches,
+            observer=PreparationMetrics(metrics.registry),
+        )
         drafters["model" if settings.num_layers is None else "layer_skip"] = model
         drafters["auto"] = AutoDrafter(ngram=ngram, model=model, min_match=settings.auto_match)
     metrics.describe(None if engine is None else engine.info, threads=settings.threads, drafters=tuple(drafters))

@@ -16,6 +16,7 @@ raised as an error where the cells contradict each other.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Container, Iterator, Sequence
@@ -270,6 +271,17 @@ def held_blocks(worker: Worker) -> Program[int]:
     """A program that needs no forward: the blocks held, once all that was sent before it is done."""
     yield from ()
     return worker.pool.num_held
+
+
+async def until_idle(worker: Worker) -> None:
+    """Wait until no program is left, those of the background included."""
+
+    def num_background() -> Program[int]:
+        yield from ()
+        return worker.num_background
+
+    while (await worker.run(num_background())).value:
+        await asyncio.sleep(0.0005)
 
 
 # How well counts fit an exact law. With fixed seeds a test passes or fails for good; FALSE_ALARM is the probability

@@ -1,0 +1,76 @@
+"""What a verification may say, and how likely that is. Pure.
+
+An outcome is the number of accepted tokens and the token that the target adds: one in place of the first rejected
+(recovered), or behind all (bonus). With A_j the probability that the first j drafted tokens are accepted, by what this
+text has seen, and q_j the draft's own law behind them,
+
+    P(j, t) = A_j * q_j(t)          for t other than the drafted token j + 1
+
+as if the target's token were drawn from the draft's law. It is not, so these are no probabilities, but a good order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from draft_service.drafters.drafting import Guess
+
+_HOPE, _HOPE_WEIGHT = 0.7, 2.0  # acceptance where nothing is known, and for how many tokens that counts
+_DECAY = 0.95  # of what was counted, a round: half is forgotten after 14
+_LEAST = 0.02  # less likely outcomes are not worth their place in a forward
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The first `num_accepted` drafted tokens stand, then comes `token_id`."""
+
+    num_accepted: int
+    token_id: int
+    likelihood: float
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """By position: how often a drafted token was tested there, and accepted. Decayed."""
+
+    tested: list[float] = field(default_factory=list)
+    accepted: list[float] = field(default_factory=list)
+
+    def learn(self, num_drafted: int, num_accepted: int) -> None:
+        """One round is over."""
+        missing = num_drafted - len(self.tested)
+        self.tested += [0.0] * missing
+        self.accepted += [0.0] * missing
+        for position in range(min(num_drafted, num_accepted + 1)):
+            self.tested[position] = self.tested[position] * _DECAY + 1.0
+            self.accepted[position] = self.accepted[position] * _DECAY + (position < num_accepted)
+
+    def reached(self, num_drafted: int) -> list[float]:
+        """A_0 = 1, A_1, ... up to A_num_drafted. A position of which little is known is taken to be like the one before."""
+        reached, rate = [1.0], _HOPE
+        for position in range(num_drafted):
+            tested, accepted = (
+                (self.tested[position], self.accepted[position]) if position < len(self.tested) else (0.0, 0.0)
+            )
+            rate = (accepted + _HOPE_WEIGHT * rate) / (tested + _HOPE_WEIGHT)
+            reached.append(reached[-1] * rate)
+        return reached
+
+
+def likely_outcomes(
+    drafted: Sequence[int], guesses: Sequence[Sequence[Guess]], reached: Sequence[float], *, most: int
+) -> list[Outcome]:
+    """At most `most` outcomes, likeliest first.
+
+    `guesses[j]` are what the draft thinks may follow the first j of the `drafted` tokens; where the last ones are not
+    known yet, fewer. `reached` as `Acceptance.reached` has it.
+    """
+    outcomes = [
+        Outcome(j, token_id, reached[j] * probability)
+        for j, few in enumerate(guesses)
+        for token_id, probability in few
+        if j == len(drafted) or token_id != drafted[j]
+    ]
+    outcomes = [outcome for outcome in outcomes if outcome.likelihood >= _LEAST]
+    return sorted(outcomes, key=lambda outcome: -outcome.likelihood)[:most]
