@@ -276,11 +276,13 @@ def held_blocks(worker: Worker) -> Program[int]:
 async def until_idle(worker: Worker) -> None:
     """Wait until no program is left, those of the background included."""
 
-    def num_background() -> Program[int]:
+    def num_others() -> Program[int]:
         yield from ()
-        return worker.num_background
+        return len(worker._jobs) - 1
 
-    while (await worker.run(num_background())).value:
+    num_idle = 0
+    while num_idle < 2:  # twice in a row: programs that others have just started may stand behind the question
+        num_idle = 0 if (await worker.run(num_others())).value else num_idle + 1
         await asyncio.sleep(0.0005)
 
 

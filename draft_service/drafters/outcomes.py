@@ -1,12 +1,16 @@
-"""What a verification may say, and how likely that is. Pure.
+"""What a verification may say, and which of that is worth preparing for. Pure.
 
 An outcome is the number of accepted tokens and the token that the target adds: one in place of the first rejected
 (recovered), or behind all (bonus). With A_j the probability that the first j drafted tokens are accepted, by what this
-text has seen, and q_j the draft's own law behind them,
+text has seen, and q_j the draft's own law behind them, an outcome is taken to be as likely as
 
     P(j, t) = A_j * q_j(t)          for t other than the drafted token j + 1
 
-as if the target's token were drawn from the draft's law. It is not, so these are no probabilities, but a good order.
+as if the target's token were drawn from the draft's law.
+
+Whether (j, t) is prepared for depends on the first j drafted tokens and on nothing behind them. If it comes, all of
+that is part of the text, so that a draft's being ready says nothing of numbers that are yet to decide on tokens. It
+matters where k is chosen by how long drafts take (docs/exactness.md), and is why outcomes are not simply sorted.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from draft_service.drafters.drafting import Guess
 
 _HOPE, _HOPE_WEIGHT = 0.7, 2.0  # acceptance where nothing is known, and for how many tokens that counts
 _DECAY = 0.95  # of what was counted, a round: half is forgotten after 14
-_LEAST = 0.02  # less likely outcomes are not worth their place in a forward
+_LEAST_LIKELY = 0.05  # an outcome that comes less often is not worth its place in a forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,6 @@ class Outcome:
 
     num_accepted: int
     token_id: int
-    likelihood: float
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class Acceptance:
             self.accepted[position] = self.accepted[position] * _DECAY + (position < num_accepted)
 
     def reached(self, num_drafted: int) -> list[float]:
-        """A_0 = 1, A_1, ... up to A_num_drafted. A position of which little is known is taken to be like the one before."""
+        """A_0 = 1, A_1, ... up to A_num_drafted. Where little is known of a position, it is as the one before."""
         reached, rate = [1.0], _HOPE
         for position in range(num_drafted):
             tested, accepted = (
@@ -58,19 +61,27 @@ class Acceptance:
         return reached
 
 
-def likely_outcomes(
+def recoveries(
     drafted: Sequence[int], guesses: Sequence[Sequence[Guess]], reached: Sequence[float], *, most: int
 ) -> list[Outcome]:
-    """At most `most` outcomes, likeliest first.
+    """At most `most` likely outcomes in which a drafted token is rejected, by position.
 
-    `guesses[j]` are what the draft thinks may follow the first j of the `drafted` tokens; where the last ones are not
-    known yet, fewer. `reached` as `Acceptance.reached` has it.
+    `guesses[j]`, likeliest first, are what the draft thinks of the position of `drafted[j]`; `reached` as
+    `Acceptance.reached` has it.
     """
     outcomes = [
-        Outcome(j, token_id, reached[j] * probability)
-        for j, few in enumerate(guesses)
+        Outcome(j, token_id)
+        for j, (token, few) in enumerate(zip(drafted, guesses, strict=True))
         for token_id, probability in few
-        if j == len(drafted) or token_id != drafted[j]
+        if token_id != token and reached[j] * probability >= _LEAST_LIKELY
     ]
-    outcomes = [outcome for outcome in outcomes if outcome.likelihood >= _LEAST]
-    return sorted(outcomes, key=lambda outcome: -outcome.likelihood)[:most]
+    return outcomes[:most]
+
+
+def bonuses(num_drafted: int, guesses: Sequence[Guess], reached: Sequence[float], *, most: int) -> list[Outcome]:
+    """At most `most` likely outcomes in which all are accepted. `guesses` are what the draft thinks comes then."""
+    return [
+        Outcome(num_drafted, token_id)
+        for token_id, probability in guesses[:most]
+        if reached[num_drafted] * probability >= _LEAST_LIKELY
+    ]

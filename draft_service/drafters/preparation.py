@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from draft_service.drafters.base import PreparationObserver
 from draft_service.drafters.drafting import DraftedToken, Drafting, Guess
-from draft_service.drafters.outcomes import Acceptance, likely_outcomes
+from draft_service.drafters.outcomes import Acceptance, Outcome, bonuses, recoveries
 from tandem.engine.planning import MAX_BACKGROUND_FEEDS
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program, Worker
@@ -65,7 +65,6 @@ class Preparation:
     def __init__(self, preparer: Preparer, drawn: Drawn) -> None:
         self._preparer = preparer
         self._drawn = drawn
-        self._known = list(drawn.known)
         self._branches: dict[tuple[int, ...], _Branch] = {}  # by the tokens behind the session's first `length`
         self._left_out = False
 
@@ -86,17 +85,28 @@ class Preparation:
             self._drawn.acceptance.learn(len(self._drawn.drafted), num_accepted)
 
     def program(self) -> Program[None]:
-        """Start the branches: of what is known at once, then of the rest. A background program."""
-        preparer, drafted = self._preparer, self._drawn.drafted
+        """Start the branches, where all is known at once, else when the rest is. A background program."""
+        preparer, drawn = self._preparer, self._drawn
         if preparer.worker.has_urgent_work or preparer.worker.num_background > MAX_BACKGROUND_FEEDS:
             self._left_out = True
             return
-        self._start_branches()
-        rest = Feed(preparer.session, num_rows=len(drafted) + 1 - len(self._known))
-        if self._is_cheap(rest):
-            logits = yield rest
-            self._known += preparer.drafting.guesses(logits, preparer.session.tokens)
-            self._start_branches()
+        drafted, known = drawn.drafted, list(drawn.known)
+        reached = drawn.acceptance.reached(len(drafted))
+        # Half of the branches at least are for the bonus token. It is the likeliest to come of drafts that pay.
+        most = preparer.num_branches // 2 if drawn.with_bonus else preparer.num_branches
+        is_ready = len(known) == len(drafted)
+        if is_ready:
+            self._start_branches(recoveries(drafted, known, reached, most=most))
+        rest = Feed(preparer.session, num_rows=len(drafted) + 1 - len(known))
+        if not self._is_cheap(rest):
+            return
+        logits = yield rest
+        known += preparer.drafting.guesses(logits, preparer.session.tokens)
+        if not is_ready:
+            self._start_branches(recoveries(drafted, known[:-1], reached, most=most))
+        if drawn.with_bonus:
+            left = preparer.num_branches - len(self._branches)
+            self._start_branches(bonuses(len(drafted), known[-1], reached, most=left))
 
     def settle(self, keep_length: int, new_tokens: Sequence[int], *, most: int) -> list[DraftedToken]:
         """The session has the text of its next message: let it take over what was drafted for it, at most `most`
@@ -128,22 +138,9 @@ class Preparation:
             return None
         return self._branches.get((*self._drawn.drafted[:num_accepted], *new_tokens))
 
-    def _start_branches(self) -> None:
-        """Branches for the likeliest outcomes by what is known now; those that turn out less likely end."""
-        preparer, drawn = self._preparer, self._drawn
-        outcomes = likely_outcomes(
-            drawn.drafted,
-            self._known if drawn.with_bonus else self._known[: len(drawn.drafted)],
-            drawn.acceptance.reached(len(drawn.drafted)),
-            most=preparer.num_branches,
-        )
-        chosen = {(*drawn.drafted[: one.num_accepted], one.token_id): one.num_accepted for one in outcomes}
-        for tokens, branch in self._branches.items():
-            if tokens not in chosen:
-                preparer.worker.end_fork(branch.session)
-        for tokens, num_accepted in chosen.items():
-            if tokens not in self._branches:
-                self._start_branch(tokens, num_accepted)
+    def _start_branches(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self._start_branch((*self._drawn.drafted[: outcome.num_accepted], outcome.token_id), outcome.num_accepted)
 
     def _start_branch(self, tokens: tuple[int, ...], num_accepted: int) -> None:
         worker, drawn = self._preparer.worker, self._drawn

@@ -124,8 +124,8 @@ def start_of(
 async def pair_of(
     target: ModelRunner, drafts: Mapping[str, ModelRunner], *, max_step_tokens: int = 64
 ) -> AsyncIterator[tuple[InProcessTarget, InProcessDrafts]]:
-    """A target; for each runner in `drafts` a model drafter, and one that prepares drafts; an n-gram drafter; and of the
-    first runner and n-grams, one of both, and one that prepares. Nothing may leak."""
+    """A target; an n-gram drafter; for each runner in `drafts` a model drafter, and one that prepares drafts; with the
+    first of these, one of each that takes turns with n-grams. Nothing may leak."""
     with ExitStack() as stack:
         workers = [stack.enter_context(working_on(target, max_step_tokens=max_step_tokens))]
         drafters: dict[str, Drafter] = {"ngram": NgramDrafter(min_ngram=1, tokens_per_match=2)}

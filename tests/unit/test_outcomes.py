@@ -2,52 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.drafters.outcomes import Acceptance, likely_outcomes
+from draft_service.drafters.outcomes import Acceptance, Outcome, bonuses, recoveries
+
+# Drafted 5, 6. In place of the first the draft thinks of 5, 8, 9, of the second, 6, 9.
+GUESSES = [[(5, 0.6), (8, 0.3), (9, 0.1)], [(6, 0.8), (9, 0.2)]]
+REACHED = [1.0, 0.8, 0.5]
 
 
-def outcomes(*arguments: object, most: int = 10) -> list[tuple[int, int, float]]:
-    drafted, guesses, reached = arguments
-    found = likely_outcomes(drafted, guesses, reached, most=most)  # type: ignore[arg-type]
-    return [(one.num_accepted, one.token_id, round(one.likelihood, 6)) for one in found]
+def pairs(outcomes: Sequence[Outcome]) -> list[tuple[int, int]]:
+    return [(outcome.num_accepted, outcome.token_id) for outcome in outcomes]
 
 
-def test_by_hand() -> None:
-    """Drafted 5, 6. After nothing the draft thinks 5 or 8, after 5 it thinks 6 or 9, after 5 6 it thinks 7 or 5."""
-    guesses = [[(5, 0.6), (8, 0.3)], [(6, 0.9), (9, 0.1)], [(7, 0.8), (5, 0.2)]]
-    assert outcomes([5, 6], guesses, [1.0, 0.8, 0.5]) == [
-        (2, 7, 0.4),  # both accepted, bonus 7
-        (0, 8, 0.3),  # 5 rejected, recovered 8
-        (2, 5, 0.1),
-        (1, 9, 0.08),
-    ]
-    assert outcomes([5, 6], guesses, [1.0, 0.8, 0.5], most=2) == [(2, 7, 0.4), (0, 8, 0.3)]
+def test_rejections_by_hand() -> None:
+    """8, 9 in place of 5: 0.3 and 0.1. 9 in place of 6: 0.8 * 0.2 = 0.16. The drafted ones themselves are none."""
+    assert pairs(recoveries([5, 6], GUESSES, REACHED, most=10)) == [(0, 8), (0, 9), (1, 9)]
+    assert pairs(recoveries([5, 6], GUESSES, REACHED, most=2)) == [(0, 8), (0, 9)]
+    assert recoveries([5, 6], GUESSES, REACHED, most=0) == []
+    assert recoveries([], [], [1.0], most=3) == []
 
 
-def test_before_the_last_position_is_known_only_rejections_are_foreseen() -> None:
-    assert outcomes([5, 6], [[(5, 0.6), (8, 0.3)]], [1.0, 0.8, 0.5]) == [(0, 8, 0.3)]
-
-
-def test_a_bonus_token_may_be_the_drafted_ones_like() -> None:
-    assert outcomes([5], [[(5, 1.0)], [(5, 1.0)]], [1.0, 0.7]) == [(1, 5, 0.7)]
+def test_bonus_tokens_by_hand() -> None:
+    """0.5 * 0.7 = 0.35; 0.5 * 0.2 = 0.1; 0.5 * 0.09 is too little. A bonus token may be one that was drafted."""
+    guesses = [(6, 0.7), (5, 0.2), (7, 0.09)]
+    assert pairs(bonuses(2, guesses, REACHED, most=10)) == [(2, 6), (2, 5)]
+    assert pairs(bonuses(2, guesses, REACHED, most=1)) == [(2, 6)]
+    assert bonuses(2, guesses, REACHED, most=0) == []
+    assert bonuses(2, guesses, [1.0, 0.3, 0.05], most=10) == []
 
 
 def test_what_hardly_ever_comes_is_not_prepared_for() -> None:
-    assert outcomes([5], [[(5, 0.99), (6, 0.01)], [(7, 0.02), (8, 0.03)]], [1.0, 0.9]) == [(1, 8, 0.027)]
+    assert recoveries([5, 6], GUESSES, [1.0, 0.2, 0.1], most=10) == [Outcome(0, 8), Outcome(0, 9)]
+    assert recoveries([5], [[(5, 0.97), (8, 0.03)]], [1.0, 0.9], most=10) == []
 
 
-def test_of_equally_likely_outcomes_the_earlier_come_first() -> None:
-    guesses = [[(1, 0.5), (2, 0.25), (3, 0.25)], [(4, 0.25)]]
-    assert [pair[:2] for pair in outcomes([1], guesses, [1.0, 1.0], most=2)] == [(0, 2), (0, 3)]
+_probs = st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3)
 
 
-def test_without_a_draft_any_guess_may_come_next() -> None:
-    assert outcomes([], [[(1, 0.5)]], [1.0]) == [(0, 1, 0.5)]
+@given(
+    shared=st.lists(st.tuples(st.integers(0, 2), _probs), max_size=4),
+    tails=st.lists(st.lists(st.tuples(st.integers(0, 2), _probs), max_size=4), min_size=2, max_size=2),
+    reached=st.lists(st.floats(0.0, 1.0), min_size=10, max_size=10),
+    most=st.integers(0, 6),
+)
+def test_whether_an_outcome_is_prepared_for_depends_on_nothing_behind_it(
+    shared: list[tuple[int, list[float]]],
+    tails: list[list[tuple[int, list[float]]]],
+    reached: list[float],
+    most: int,
+) -> None:
+    """Two drafts that begin alike: the same rejections up to where they part."""
+    found = []
+    for tail in tails:
+        draft = [*shared, *tail]
+        outcomes = recoveries(
+            [token_id for token_id, _ in draft],
+            [sorted(enumerate(probs), key=lambda guess: -guess[1]) for _, probs in draft],
+            reached,
+            most=most,
+        )
+        found.append([outcome for outcome in outcomes if outcome.num_accepted < len(shared)])
+    assert found[0] == found[1]
 
 
 def test_acceptance_is_hopeful_then_what_was_seen() -> None:

@@ -180,7 +180,7 @@ async def test_a_prepared_draft_is_to_the_bit_the_one_that_asking_brings(rule: s
             await until_idle(worker)
             ahead = drafted.draft.token_ids
             foreseen = prepared_for(session)
-            if numbers.random() < 0.8:
+            if foreseen and numbers.random() < 0.8:
                 tail = foreseen[int(numbers.integers(len(foreseen)))]
             else:
                 tail = (*ahead[: int(numbers.integers(len(ahead) + 1))], int(numbers.integers(9)))
@@ -381,7 +381,7 @@ async def test_preparing_delays_anothers_round_by_one_step_at_most() -> None:
 async def test_in_a_tiny_cache_branches_give_way_and_nobody_is_refused(num_blocks: int) -> None:
     """Two sessions of up to 24 tokens need 6 blocks of 4 each; branches have what is left, down to nothing."""
     start = STARTS["coupled"]
-    texts: dict[int, list[list[int]]] = {}
+    texts: dict[int, tuple[list[int], list[int]]] = {}
     for branches in (0, 5):
         with working(ToyRunner(MODEL, num_blocks=num_blocks), max_step_tokens=16) as worker:
             drafter = preparing(worker, branches=branches)
@@ -466,6 +466,8 @@ async def test_the_model_keeps_up_while_n_grams_draft_and_prepares_for_their_end
         start = replace(STARTS["rejection"], token_ids=prompt, prompt_length=9)
         ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
         session = AutoDrafter(ngram=ngram, model=preparing(worker, ledger=ledger), min_match=3).open(start)
+        await asyncio.sleep(0)
+        await until_idle(worker)  # the prefill
         first = await session.propose(9, (), 3)
         assert first.draft.token_ids == (4, 5, 6)
         await until_idle(worker)
