@@ -11,6 +11,7 @@ from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.table import TableDrafter
+from draft_service.metrics import PreparationMetrics
 from draft_service.servicer import DraftServicer
 from draft_service.settings import DraftSettings
 from tandem.errors import InvalidRequest
@@ -26,7 +27,7 @@ from tandem.tracing import start_tracing
 from tandem.types import DraftInfo, ModelInfo
 from tandem.v1 import draft_pb2, draft_pb2_grpc
 
-# Shortest repeated suffix that the n-gram drafter continues before these are asked (docs/decisions/0007 and 0010).
+# Shortest repeated suffix that the n-gram drafter continues before these are asked (docs/decisions/0007 and 0011).
 _MODEL_MATCH, _TABLE_MATCH = 4, 2
 
 
@@ -43,10 +44,9 @@ async def serve() -> None:
     table = find_table(settings.table, target_model=settings.target_model)
     if table is not None:
         log.info("table", contexts=table.num_contexts, answer_tokens=table.origin.num_answer_tokens)
-        drafters["table"] = TableDrafter(table, least_certainty=settings.table_certainty)
-        drafters["auto"] = AutoDrafter(
-            ngram=ngram, model=drafters["table"], min_match=settings.auto_match or _TABLE_MATCH
-        )
+        by_table = TableDrafter(table, least_certainty=settings.table_certainty)
+        drafters["table"] = by_table
+        drafters["auto"] = AutoDrafter(ngram=ngram, model=by_table, min_match=settings.auto_match or _TABLE_MATCH)
     engine = None
     if settings.model:
         # Imported here: without a model nothing needs torch, and the service starts in half a second, in 70 MB.
@@ -59,13 +59,18 @@ async def serve() -> None:
             settings.model,
             settings,
             name="draft-model",
-            max_programs=settings.max_sessions,
+            max_programs=2 * settings.max_sessions,  # a session's text may go on while its prefill waits
             metrics=metrics,
             num_layers=settings.num_layers,
             is_draft=True,
             progress=lambda message: log.info("preparing", step=message),
         )
-        model = ModelDrafter(engine.worker, law_size=settings.law_size)
+        model = ModelDrafter(
+            engine.worker,
+            law_size=settings.law_size,
+            prepared_branches=settings.prepared_branches,
+            observer=PreparationMetrics(metrics.registry),
+        )
         drafters["model" if settings.num_layers is None else "layer_skip"] = model
         drafters["auto"] = AutoDrafter(ngram=ngram, model=model, min_match=settings.auto_match or _MODEL_MATCH)
     model_info = _model_info(None if engine is None else engine.info, table)

@@ -53,6 +53,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                             length=session.length,
                             queue_seconds=drafted.times.queue_seconds,
                             forward_seconds=drafted.times.forward_seconds,
+                            prepared=drafted.prepared,
                         )
                     )
             finally:

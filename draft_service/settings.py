@@ -28,6 +28,13 @@ class DraftSettings(RpcServerSettings, EngineSettings):
     num_layers: int | None = Field(None, ge=1, description="keep only the model's first layers")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="most tokens drafted in a round")
     law_size: int = Field(50, ge=1, le=8192, description="tokens in the law that a sampled draft is drawn from")
+    prepared_branches: int = Field(
+        6,
+        ge=0,
+        le=64,
+        description="outcomes of a verification for which the model prepares the next draft meanwhile; 0: none, for a "
+        "draft that shares its device with the target",
+    )
     min_ngram: int = Field(1, ge=1, le=64, description="shortest repeated suffix that the n-gram drafter continues")
     tokens_per_match: int = Field(
         2, ge=1, le=64, description="tokens that the n-gram drafter drafts for each token of the repeated suffix"

@@ -149,6 +149,7 @@ class SpeculationTally:
     def __init__(self, *, num_draft_tokens: int) -> None:
         self.rounds = 0
         self.draftless_rounds = 0
+        self.prepared_hits = 0
         self.drafted = 0
         self.accepted = 0
         self.accepted_per_position = [0] * num_draft_tokens
@@ -161,6 +162,7 @@ class SpeculationTally:
     def add(self, outcome: Round) -> None:
         self.rounds += 1
         self.draftless_rounds += outcome.num_drafted == 0
+        self.prepared_hits += outcome.prepared
         self.drafted += outcome.num_drafted
         self._longest_draft = max(self._longest_draft, outcome.num_drafted)
         self.accepted += outcome.num_accepted
@@ -188,7 +190,7 @@ class SpeculationTally:
             "acceptance_length": self.acceptance_length,
             "accepted_per_position": self.accepted_per_position[: self._longest_draft],
             "draftless_rounds": self.draftless_rounds,
-            "prepared_hits": 0,  # the draft service does not report them yet
+            "prepared_hits": self.prepared_hits,
             "seed": seed,
             "draft_seconds": self.draft_seconds,
             "verify_seconds": self.verify_seconds,

@@ -36,6 +36,7 @@ class Proposal:
     seconds: float = 0.0  # as the gateway saw it, network included
     service_seconds: float = 0.0  # inside the draft service
     num_bytes: int = 0  # of the draft's message
+    prepared: bool = False  # it was ready when it was asked for
 
 
 class DraftSession(Protocol):

@@ -199,6 +199,7 @@ class GrpcDraftSession:
             seconds=time.perf_counter() - began,
             service_seconds=response.queue_seconds + response.forward_seconds,
             num_bytes=response.draft.ByteSize(),
+            prepared=response.prepared,
         )
 
     def close(self) -> None:

@@ -85,6 +85,11 @@ class GatewayMetrics:
             "Drafted tokens that are in no answer: rejected, or accepted past the answer's end. Share: "
             "rate(tandem_wasted_draft_tokens_total[5m]) / rate(tandem_spec_decode_num_draft_tokens_total[5m])",
         )
+        self._prepared = self._counter(
+            "prepared_hits",
+            "Drafts that were ready when they were asked for, made while the target verified the last ones. Share: "
+            "rate(tandem_prepared_hits_total[5m]) / rate(tandem_spec_decode_num_drafts_total[5m])",
+        )
         self._wire_bytes = self._counter(
             "wire_bytes",
             "Bytes of draft messages, from the draft and on to the target. Per round: "
@@ -191,6 +196,7 @@ class GatewayMetrics:
         if outcome.num_drafted:
             self._drafts.inc()
             self._draft_tokens.inc(outcome.num_drafted)
+            self._prepared.inc(outcome.prepared)
             self._accepted.inc(outcome.num_accepted)
             self._wasted.inc(outcome.num_drafted - outcome.num_accepted)
             for counter in self._accepted_at[: outcome.num_accepted]:

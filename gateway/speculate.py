@@ -61,6 +61,7 @@ class Round:
     logprobs: tuple[TokenLogprob, ...] = ()  # one for each token, where asked for
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # with the first round, where asked for
     num_bytes: int = 0  # of draft messages on the wire, both hops
+    prepared: bool = False  # the draft was ready when it was asked for
 
 
 class DraftLength(Protocol):
@@ -144,4 +145,5 @@ def _round(proposal: Proposal, verdict: Verdict, *, verify_seconds: float) -> Ro
         logprobs=verdict.logprobs,
         prompt_logprobs=verdict.prompt_logprobs,
         num_bytes=proposal.num_bytes,
+        prepared=proposal.prepared and not malformed,
     )

@@ -87,12 +87,13 @@ class _DraftSession:
         if self._link is None:
             self._link = self._opened(token_ids)
         try:
-            draft = await self._link.propose(token_ids, min(num_draft_tokens, self._drafts.max_draft_tokens))
+            drafted = await self._link.propose(token_ids, min(num_draft_tokens, self._drafts.max_draft_tokens))
         except TandemError as error:
             self.close()
             down = isinstance(error, Unavailable)
             return Proposal(NO_DRAFT, DraftlessReason.DOWN if down else DraftlessReason.ERROR)
-        return Proposal(draft, None if draft.token_ids else DraftlessReason.EMPTY)
+        reason = None if drafted.draft.token_ids else DraftlessReason.EMPTY
+        return Proposal(drafted.draft, reason, prepared=drafted.prepared)
 
     def close(self) -> None:
         if self._link is not None:
@@ -111,12 +112,12 @@ class _DraftLink:
     session: DrafterSession
     text: PeerText
 
-    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Draft:
+    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Drafted:
         change = _wired_change(self.text.change_to(token_ids))
         drafted = await self.session.propose(change.keep_length, change.new_tokens, num_draft_tokens)
         draft = codec.draft_from_pb(codec.draft_to_pb(drafted.draft))
         self.text.guess(draft.token_ids)
-        return draft
+        return replace(drafted, draft=draft)
 
 
 def _wired_change(change: Change) -> Change:

@@ -16,6 +16,7 @@ raised as an error where the cells contradict each other.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Container, Iterator, Sequence
@@ -270,6 +271,19 @@ def held_blocks(worker: Worker) -> Program[int]:
     """A program that needs no forward: the blocks held, once all that was sent before it is done."""
     yield from ()
     return worker.pool.num_held
+
+
+async def until_idle(worker: Worker) -> None:
+    """Wait until no program is left, those of the background included."""
+
+    def num_others() -> Program[int]:
+        yield from ()
+        return len(worker._jobs) - 1
+
+    num_idle = 0
+    while num_idle < 2:  # twice in a row: programs that others have just started may stand behind the question
+        num_idle = 0 if (await worker.run(num_others())).value else num_idle + 1
+        await asyncio.sleep(0.0005)
 
 
 # How well counts fit an exact law. With fixed seeds a test passes or fails for good; FALSE_ALARM is the probability

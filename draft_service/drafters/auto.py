@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draft_service.drafters.base import Drafted, Drafter, DrafterSession
+from draft_service.drafters.base import Drafted, Follower, FollowerSession
 from draft_service.drafters.ngram import NgramDrafter, NgramSession
 from tandem.types import SessionStart
 
@@ -16,7 +16,7 @@ class AutoDrafter:
     Which of the two drafts depends on the text so far alone, so each round is as exact as the one that drafts it.
     """
 
-    def __init__(self, *, ngram: NgramDrafter, model: Drafter, min_match: int) -> None:
+    def __init__(self, *, ngram: NgramDrafter, model: Follower, min_match: int) -> None:
         if min_match < 1:
             raise ValueError(f"min_match must be at least 1, got {min_match}")
         self._ngram = ngram
@@ -30,9 +30,10 @@ class AutoDrafter:
 
 
 class AutoSession:
-    """The n-gram session has the text. The model's is told what it missed when its turn comes, and computes it then."""
+    """The n-gram session has the text. The model's looks on while n-grams draft, to be ready when its turn comes, or is
+    told then what it missed."""
 
-    def __init__(self, ngram: NgramSession, model: DrafterSession, *, length: int, min_match: int) -> None:
+    def __init__(self, ngram: NgramSession, model: FollowerSession, *, length: int, min_match: int) -> None:
         self._ngram = ngram
         self._model = model
         self._min_match = min_match
@@ -53,6 +54,8 @@ class AutoSession:
             drafted = await self._ask_model(num_draft_tokens)
             if not drafted.draft.token_ids:  # the model's context is at its end: a short match is better than nothing
                 drafted = replace(drafted, draft=continuation)
+        else:
+            self._show_model(continuation.token_ids, num_draft_tokens)
         self._ngram.guess(drafted.draft.token_ids)
         return drafted
 
@@ -61,10 +64,18 @@ class AutoSession:
         self._model.close()
 
     async def _ask_model(self, num_draft_tokens: int) -> Drafted:
+        drafted = await self._model.propose(*self._missed(), num_draft_tokens)
+        self._shared, self._model_guessed = len(self._ngram.tokens), drafted.draft.token_ids
+        return drafted
+
+    def _show_model(self, guesses: tuple[int, ...], num_draft_tokens: int) -> None:
+        if self._model.follow(*self._missed(), guesses, num_draft_tokens):
+            self._shared, self._model_guessed = len(self._ngram.tokens), guesses
+
+    def _missed(self) -> tuple[int, tuple[int, ...]]:
+        """How many tokens the model's session keeps, and the text's tokens behind them."""
         missed = tuple(self._ngram.tokens[self._shared :])
         stand = 0
         while stand < min(len(missed), len(self._model_guessed)) and missed[stand] == self._model_guessed[stand]:
             stand += 1
-        drafted = await self._model.propose(self._shared + stand, missed[stand:], num_draft_tokens)
-        self._shared, self._model_guessed = len(self._ngram.tokens), drafted.draft.token_ids
-        return drafted
+        return self._shared + stand, missed[stand:]

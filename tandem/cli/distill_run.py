@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -65,14 +66,14 @@ class _Bars:
 def _stopping() -> Iterator[threading.Event]:
     """Set by SIGINT and SIGTERM; a second one ends the process as usual."""
     stop = threading.Event()
-    previous = {}
+    previous: dict[int, Any] = {}
 
     def ask(number: int, _frame: FrameType | None) -> None:
         stop.set()
         signal.signal(number, previous[number])
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        previous[number] = signal.signal(number, ask)
+    for wanted in (signal.SIGINT, signal.SIGTERM):
+        previous[wanted] = signal.signal(wanted, ask)
     try:
         yield stop
     finally:

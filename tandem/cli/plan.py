@@ -66,6 +66,15 @@ class UpOptions:
         return self.threads if self.threads is not None else max(1, self.cores // 2)
 
     @property
+    def draft_shares_device(self) -> bool:
+        """Whether target and draft are known to compute on the same cores or GPU, so that neither may take spare time
+        from the other."""
+        device = self.draft_device or self.device
+        if device is not None and device.startswith("cuda"):
+            return device == self.device
+        return self.threads is None and self.cores < 2
+
+    @property
     def url(self) -> str:
         """Where this machine reaches the gateway."""
         host = _ANY_ADDRESS.get(self.host, self.host)
@@ -85,6 +94,8 @@ class UpOptions:
 def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[list[Service]]:
     """The services in stages: the model services, and the gateway, which is stopped before them."""
     grace = f"{options.grace_seconds:g}"
+    # The user's own word counts more.
+    prepares = "TANDEM_DRAFT_PREPARED_BRANCHES" in environment or not options.draft_shares_device
     target = Service(
         name="target",
         command=_python("target_service"),
@@ -118,6 +129,7 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
             TANDEM_DRAFT_DEVICE=options.draft_device or options.device,
             TANDEM_DRAFT_DTYPE=options.dtype,
             TANDEM_DRAFT_THREADS=str(options.draft_threads),
+            TANDEM_DRAFT_PREPARED_BRANCHES=None if prepares else "0",
             TANDEM_DRAFT_SHUTDOWN_GRACE_SECONDS=grace,
         ),
         essential=False,

@@ -11,7 +11,7 @@ _ROWS_AT_ONCE: Final = 512  # keeps the logits in the CPU's cache, more or less
 
 class _LawLoss(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: torch.Tensor,
         head: torch.Tensor,
@@ -45,7 +45,7 @@ class _LawLoss(torch.autograd.Function):
         return total / len(hidden)
 
     @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return upstream * gradient, None, None, None, None
 
@@ -68,5 +68,5 @@ def law_loss(
     The sum of min(p, q) is the chance that a drafted token is accepted at temperature 1 (Leviathan et al. 2022, theorem
     3.5), so TV is what is lost of it.
     """
-    loss: torch.Tensor = _LawLoss.apply(hidden, head, target_ids, target_probs, overlap)
+    loss: torch.Tensor = _LawLoss.apply(hidden, head, target_ids, target_probs, overlap)  # type: ignore[no-untyped-call]
     return loss

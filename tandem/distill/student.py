@@ -39,7 +39,7 @@ class Student:
         self._places = np.full(int(model.config.get_text_config().vocab_size), -1, dtype=np.int64)
         self._places[vocabulary] = np.arange(len(vocabulary))
         for embedding in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
-            embedding.weight.requires_grad_(requires_grad=False)
+            embedding.weight.requires_grad = False
         self.head = self.model.get_output_embeddings().weight[torch.from_numpy(vocabulary)].detach().clone()
 
         # The gradient needs no more than the numbers that the rest is computed in.

@@ -40,8 +40,12 @@ def exponentials(seed: int, position: int, vocab_size: int) -> torch.Tensor:
 
 def choose(probs: torch.Tensor, *, seed: int, position: int) -> int:
     """The token that the noise of `position` picks from a law [vocab]."""
-    noise = exponentials(seed, position, probs.shape[-1]).to(probs.device)
-    return likeliest((probs / noise)[None])[0]
+    return likeliest(scores(probs, seed=seed, position=position)[None])[0]
+
+
+def scores(probs: torch.Tensor, *, seed: int, position: int) -> torch.Tensor:
+    """A law [vocab] with the noise of `position` on it: [vocab]; the largest one's token is chosen."""
+    return probs / exponentials(seed, position, probs.shape[-1]).to(probs.device)
 
 
 def verify_coupled(

@@ -39,8 +39,8 @@ def _taken(source: ov.Output, token_ids: Int32Array, *, rows: int, axis: int) ->
         if kind == "Convert":
             return opset13.convert(first, node.get_element_type().to_string()).output(0)
         if kind == "Reshape":
-            shape = np.array(inputs[1].get_node().get_data())
-            shape[shape == rows] = len(token_ids)
-            return opset13.reshape(first, opset13.constant(shape), special_zero=False).output(0)
+            wanted = np.asarray(inputs[1].get_node().get_data()).copy()
+            wanted[wanted == rows] = len(token_ids)
+            return opset13.reshape(first, opset13.constant(wanted), special_zero=False).output(0)
         return _ELEMENTWISE[kind](first, _taken(inputs[1], token_ids, rows=rows, axis=axis)).output(0)
     return opset13.gather(source, opset13.constant(token_ids), opset13.constant(axis, np.int32)).output(0)

@@ -76,6 +76,18 @@ class Session:
             self._pool.share(block)
         return twin
 
+    def take_over(self, fork: Session) -> None:
+        """Go on with what a fork of this session has guessed behind the tokens of both, which must be its first ones.
+
+        Its cache moves here where it is the longer one.
+        """
+        self.guess(fork.tokens[len(self.tokens) :])
+        if fork.cached > self.cached:
+            self.release()
+            self.blocks, fork.blocks = fork.blocks, []
+            self.cached, fork.cached = fork.cached, 0
+            self._published = fork._published
+
     def reuse_prefix(self, num_rows: int) -> None:
         """Take over cached blocks that hold the very next tokens, wherever they were computed.
 

@@ -5,12 +5,16 @@ is sent the logits [num_rows, vocab] of its last tokens. Verifying is one feed, 
 worker runs the feeds of all waiting programs as one ragged batch, step after step:
 
 1. take new programs, drop cancelled ones;
-2. plan: short feeds (rounds) first, then chunks of long ones (prefill) until `max_step_tokens` is reached, so that a
-   long prompt delays another session's round by one step at most;
+2. plan (planning.py): short feeds (rounds) first, then chunks of long ones (prefill) until `max_step_tokens` is
+   reached, so that a long prompt delays another session's round by one step at most;
 3. give the planned sessions KV blocks, evicting the cache of others when the pool is dry;
 4. one forward; hand logits to the programs whose feed is complete.
 
 Programs run on this thread, between forwards; they hold no locks and must not block.
+
+*Background* programs, and *forks*, sessions that continue another one by way of trial, serve work that may turn out to
+be needed. They get the steps in which no other program waits, and only free blocks, which they are the first to lose;
+`end_background` ends them.
 """
 
 from __future__ import annotations
@@ -19,65 +23,27 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from tandem.engine.block_pool import BlockPool, PoolExhausted
 from tandem.engine.gathering import Gathering
-from tandem.engine.runner import ModelRunner, RaggedBatch
+from tandem.engine.planning import Chunk, plan_step, ragged_batch
+from tandem.engine.programs import Completed, Feed, Job, Program
+from tandem.engine.runner import ModelRunner
 from tandem.engine.session import Session
 from tandem.engine.step_times import StepTimes
 from tandem.errors import InternalError, Overloaded, TandemError, Unavailable
 from tandem.types import ServiceTimes
 
+__all__ = ["Completed", "Feed", "Program", "StepObserver", "Worker"]
+
 T = TypeVar("T")
 
 _PRICED_DRAFTS = 8  # drafted tokens a sequence for which a step's time is foretold; the rest lies on a line
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Compute what of the session is not cached yet; answer with the logits of its last `num_rows` tokens."""
-
-    session: Session
-    num_rows: int
-
-
-Program = Generator[Feed, torch.Tensor, T]
-
-
-@dataclass(frozen=True, slots=True)
-class Completed(Generic[T]):
-    """A program's return value, and where its time went."""
-
-    value: T
-    times: ServiceTimes
-
-
-@dataclass(slots=True)
-class _Job:
-    program: Program[Any]
-    future: Future[Completed[Any]]
-    submitted: float
-    feed: Feed | None = None  # None: not started
-    forward_seconds: float = 0.0
-    num_sequences: int = 1  # of the last forward
-    round_seconds: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """The next `num_tokens` uncached tokens of a job's feed."""
-
-    job: _Job
-    feed: Feed
-    num_tokens: int
-    completes: bool
 
 
 class StepObserver(Protocol):
@@ -109,11 +75,13 @@ class Worker:
         self._max_programs = max_programs
         self._observer = observer
         self._step_times = step_times
-        self._inbox: queue.SimpleQueue[_Job | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
         self._num_programs = 0  # touched by the submitting thread and this one, under the lock
         self._lock = threading.Lock()
-        self._jobs: list[_Job] = []
+        self._jobs: list[Job] = []
         self._sessions: dict[Session, None] = {}  # oldest first; changed on the worker's thread only
+        self._forks: dict[Session, Session] = {}  # and whose continuation each is; the same
+        self._last_step_seconds = 0.0
         self._closing = False
         self._gathering = Gathering()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -158,6 +126,10 @@ class Worker:
         Raises what the program raises, Overloaded when `max_programs` wait already, Unavailable when closing,
         InternalError when the model fails.
         """
+        return await asyncio.wrap_future(self.submit(program))
+
+    def submit(self, program: Program[T]) -> Future[Completed[T]]:
+        """As `run`, without waiting. Programs that are submitted one after another start in this order."""
         future: Future[Completed[T]] = Future()
         with self._lock:
             if self._closing:
@@ -166,8 +138,55 @@ class Worker:
                 raise Overloaded(f"{self._max_programs} requests wait for the model already")
             self._num_programs += 1
             # Under the lock: what is put before `close` is answered by the thread, nothing is put after.
-            self._inbox.put(_Job(program, future, time.perf_counter()))
-        return await asyncio.wrap_future(future)
+            self._inbox.put(Job(program, future, time.perf_counter()))
+        return future
+
+    def run_in_background(self, program: Program[None]) -> None:
+        """Run a program in steps that nobody else wants. Nobody hears of its end, which may come at any step.
+
+        From any thread. It starts in its turn, as submitted programs do. Does nothing when closing.
+        """
+        with self._lock:
+            if not self._closing:
+                self._inbox.put(Job(program, Future(), time.perf_counter(), background=True))
+
+    def end_background(self, session: Session) -> None:
+        """End a session's background programs, and its forks with theirs. On the worker's thread: for programs."""
+        for fork in [fork for fork, origin in self._forks.items() if origin is session]:
+            self.end_fork(fork)
+        self._end_programs(session, background_only=True)
+
+    def fork(self, session: Session) -> Session:
+        """A continuation of a session, by way of trial; it ends with it. On the worker's thread: for programs.
+
+        Raises Unavailable when the session has ended.
+        """
+        if session not in self._sessions:
+            raise Unavailable("the session has ended")
+        fork = session.fork()
+        self._forks[fork] = session
+        return fork
+
+    def end_fork(self, fork: Session) -> None:
+        """Free a fork and end its programs; it keeps its tokens. On the worker's thread: for programs."""
+        self._end_programs(fork)
+        fork.release()
+        self._forks.pop(fork, None)
+
+    @property
+    def has_urgent_work(self) -> bool:
+        """Whether a program waits that is not of the background. On the worker's thread: for programs."""
+        return any(not job.background for job in self._jobs)
+
+    @property
+    def num_background(self) -> int:
+        """Background programs that run or wait. On the worker's thread: for programs."""
+        return sum(job.background for job in self._jobs)
+
+    @property
+    def last_step_seconds(self) -> float:
+        """How long the last forward took: for a program that was just sent logits, theirs."""
+        return self._last_step_seconds
 
     def new_session(self, token_ids: Sequence[int], *, prompt_length: int | None = None) -> Session:
         """A session for programs to use, to be given to `end_session` in the end. From any thread."""
@@ -180,12 +199,17 @@ class Worker:
         self._inbox.put(lambda: self._end_session(session))
 
     def _end_session(self, session: Session) -> None:
-        for job in [job for job in self._jobs if job.feed is not None and job.feed.session is session]:
-            job.program.close()
-            self._finish(job, error=Unavailable("the session has ended"))
+        self.end_background(session)
+        self._end_programs(session)
         session.release()
         self._sessions.pop(session, None)
         self._gathering.left()
+
+    def _end_programs(self, session: Session, *, background_only: bool = False) -> None:
+        for job in [job for job in self._jobs if job.feed is not None and job.feed.session is session]:
+            if job.background or not background_only:
+                job.program.close()
+                self._finish(job, error=Unavailable("the session has ended"))
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)  # per thread
@@ -193,7 +217,7 @@ class Worker:
             self._take_new()
             try:
                 self._drop_cancelled()
-                self._step(self._plan())
+                self._step(plan_step(self._jobs, max_tokens=self._max_step_tokens, block_size=self._runner.block_size))
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave every later request waiting for ever
                 for job in list(self._jobs):
                     if job.feed is not None:
@@ -206,14 +230,16 @@ class Worker:
                 item = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(item, _Job):
+            if isinstance(item, Job):
                 self._finish(item, error=Unavailable("the model service is shutting down"))
 
     def _take_new(self) -> None:
         while True:
             try:
                 if self._jobs:
-                    wait_seconds = self._gathering.remaining_seconds(time.perf_counter())
+                    # The background gathers nobody: what arrives while it computes gathers in the meantime.
+                    now = time.perf_counter()
+                    wait_seconds = self._gathering.remaining_seconds(now) if self.has_urgent_work else 0.0
                     item = self._inbox.get(block=wait_seconds > 0.0, timeout=wait_seconds or None)
                 else:
                     item = self._inbox.get()
@@ -221,8 +247,9 @@ class Worker:
                 return
             if item is None:
                 return
-            if isinstance(item, _Job):
-                self._gathering.arrived()
+            if isinstance(item, Job):
+                if not item.background:
+                    self._gathering.arrived()
                 self._jobs.append(item)
                 self._resume(item, None)
             else:
@@ -233,49 +260,11 @@ class Worker:
             job.program.close()
             self._finish(job)
 
-    def _plan(self) -> list[_Chunk]:
-        waiting = [(job, job.feed) for job in self._jobs if job.feed is not None]
-        for _, feed in waiting:
-            feed.session.rewind(len(feed.session.tokens) - feed.num_rows)
-            feed.session.reuse_prefix(feed.num_rows)
-        rounds = [pair for pair in waiting if self._is_round(pair[1])]
-        prefills = [pair for pair in waiting if not self._is_round(pair[1])]
-        budget = self._max_step_tokens
-        chunks: list[_Chunk] = []
-        planned: dict[Session, None] = {}
-        for job, feed in [*rounds, *prefills]:
-            # However many rounds there are, one block a step is left for prefill, so that it cannot starve. Only the
-            # first in line may take all: a round as large as a step would never fit otherwise.
-            left = self._runner.block_size if prefills and chunks and self._is_round(feed) else 0
-            room, missing = budget - left, _missing(feed)
-            num_tokens = missing if missing <= room else self._part(feed, room)
-            if num_tokens < 1 or feed.session in planned:
-                continue
-            planned[feed.session] = None
-            chunks.append(_Chunk(job, feed, num_tokens, completes=num_tokens == missing))
-            budget -= num_tokens
-        return chunks
-
-    def _part(self, feed: Feed, room: int) -> int:
-        """How many of a feed's tokens to compute now, of `room` that are too few for all of them; may be none.
-
-        The last rows stay together, since their logits come from one forward. Prompts are cut at whole blocks, so that
-        they are computed in the same pieces however busy the model is.
-        """
-        session, size = feed.session, self._runner.block_size
-        end = min(session.cached + room, len(session.tokens) - feed.num_rows)
-        whole = end // size * size
-        return (whole if session.cached < whole and end < session.decode_start else end) - session.cached
-
-    def _is_round(self, feed: Feed) -> bool:
-        """Whether little has to be computed beside the rows that are wanted: a verify, or a drafted token."""
-        return _missing(feed) - feed.num_rows <= self._runner.block_size
-
-    def _step(self, chunks: list[_Chunk]) -> None:
+    def _step(self, chunks: list[Chunk]) -> None:
         chunks = self._reserve(chunks)
         if not chunks:
             return
-        batch = _ragged_batch(chunks)
+        batch = ragged_batch(chunks)
         began = time.perf_counter()
         try:
             logits = self._runner.forward(batch)
@@ -287,27 +276,30 @@ class Worker:
                 chunk.feed.session.release()
                 self._finish(chunk.job, error=InternalError(f"the model failed: {type(error).__name__}: {error}"))
             return
-        seconds = time.perf_counter() - began
+        seconds = self._last_step_seconds = time.perf_counter() - began
         self._observer.step(seconds=seconds, num_tokens=batch.num_tokens, num_sequences=batch.num_sequences)
         round_seconds = self._learn(chunks, seconds)
         row = num_answered = 0
         for chunk in chunks:
             session = chunk.feed.session
+            these = slice(row, row + (chunk.feed.num_rows if chunk.completes else 0))
+            row = these.stop
+            if chunk.job not in self._jobs:
+                continue  # ended by a program that had its logits before
             session.computed(session.cached + chunk.num_tokens)
             chunk.job.forward_seconds += seconds
             chunk.job.num_sequences, chunk.job.round_seconds = len(chunks), round_seconds
             if chunk.completes:
-                these = slice(row, row + chunk.feed.num_rows)
-                row = these.stop
                 if all(finite[these]):
                     self._resume(chunk.job, logits[these])
                 else:  # half precision that overflowed: an argmax would answer as if all were well
                     session.release()
                     self._finish(chunk.job, error=InternalError("the model's logits are not finite numbers"))
                 num_answered += chunk.job not in self._jobs
-        self._gathering.step_ended(time.perf_counter(), seconds=seconds, num_answered=num_answered)
+        if not chunks[0].job.background:  # a step is all of one kind
+            self._gathering.step_ended(time.perf_counter(), seconds=seconds, num_answered=num_answered)
 
-    def _learn(self, chunks: list[_Chunk], seconds: float) -> tuple[float, ...]:
+    def _learn(self, chunks: list[Chunk], seconds: float) -> tuple[float, ...]:
         """Take the step's time into account; what one with 0, 1, 2, ... drafted tokens a sequence would take."""
         if self._step_times is None:
             return ()
@@ -315,7 +307,7 @@ class Worker:
             self._step_times.observe(sum(chunk.num_tokens for chunk in chunks), seconds)
         return tuple(self._step_times.seconds(len(chunks) * (1 + k)) for k in range(_PRICED_DRAFTS + 1))
 
-    def _reserve(self, chunks: list[_Chunk]) -> list[_Chunk]:
+    def _reserve(self, chunks: list[Chunk]) -> list[Chunk]:
         """Blocks for every chunk, taken from idle sessions or from the last chunks where the pool is dry."""
         kept = list(chunks)
         index = 0
@@ -327,11 +319,15 @@ class Worker:
                     self._runner.copy_blocks([copy[0]], [copy[1]])
                 index += 1
             except PoolExhausted:
-                busy = {chunk.feed.session for chunk in kept[: index + 1]}
-                idle = [other for other in self._sessions if other.blocks and other not in busy]
-                if idle:
-                    idle[-1].release()  # the youngest: the oldest is nearest to its end
-                    kept = [chunk for chunk in kept if chunk.feed.session is not idle[-1]]
+                if kept[index].job.background:  # it takes nothing from anybody
+                    self._give_up(session)
+                    del kept[index]
+                    continue
+                evicted = self._least_needed(busy={chunk.feed.session for chunk in kept[: index + 1]})
+                if evicted is not None:
+                    self._give_up(evicted)
+                    evicted.release()
+                    kept = [chunk for chunk in kept if chunk.feed.session is not evicted]
                 elif index > 0:
                     kept = kept[:index]  # the rest waits for the next step
                 else:
@@ -340,7 +336,22 @@ class Worker:
                     return []
         return kept
 
-    def _resume(self, job: _Job, logits: torch.Tensor | None) -> None:
+    def _least_needed(self, *, busy: set[Session]) -> Session | None:
+        """Whose cache to give up: a fork's, else the youngest session's; the oldest is nearest to its end."""
+        for sessions in (self._forks, self._sessions):
+            for session in reversed(sessions):
+                if session.blocks and session not in busy:
+                    return session
+        return None
+
+    def _give_up(self, session: Session) -> None:
+        """End a fork, or the background programs of a session."""
+        if session in self._forks:
+            self.end_fork(session)
+        else:
+            self._end_programs(session, background_only=True)
+
+    def _resume(self, job: Job, logits: torch.Tensor | None) -> None:
         """Let a program run to its next feed or its end."""
         try:
             job.feed = next(job.program) if logits is None else job.program.send(logits)
@@ -354,17 +365,20 @@ class Worker:
 
     def _check(self, feed: Feed) -> None:
         """Refuse a feed that could never be planned, whose program would wait for ever."""
+        if feed.session not in self._sessions and feed.session not in self._forks:
+            raise Unavailable("the session has ended")
         most = min(len(feed.session.tokens), self.max_rows)
         if not 1 <= feed.num_rows <= most:
             raise InternalError(f"logits of {feed.num_rows} tokens are wanted in one step, which holds at most {most}")
 
     def _finish(
-        self, job: _Job, *, value: object = None, error: TandemError | None = None, cause: Exception | None = None
+        self, job: Job, *, value: object = None, error: TandemError | None = None, cause: Exception | None = None
     ) -> None:
         if job in self._jobs:
             self._jobs.remove(job)
-        with self._lock:
-            self._num_programs -= 1
+        if not job.background:
+            with self._lock:
+                self._num_programs -= 1
         if not job.future.set_running_or_notify_cancel():
             return
         if error is not None:
@@ -379,36 +393,3 @@ class Worker:
             round_seconds=job.round_seconds,
         )
         job.future.set_result(Completed(value, times))
-
-
-def _missing(feed: Feed) -> int:
-    return len(feed.session.tokens) - feed.session.cached
-
-
-def _ragged_batch(chunks: list[_Chunk]) -> RaggedBatch:
-    """Pack chunks. Rows are wanted of chunks that complete their feed only."""
-    sessions = [chunk.feed.session for chunk in chunks]
-    token_ids: list[int] = []
-    positions: list[int] = []
-    blocks: list[int] = []
-    rows: list[int] = []
-    starts, block_starts = [0], [0]
-    for chunk, session in zip(chunks, sessions, strict=True):
-        end = session.cached + chunk.num_tokens
-        token_ids += session.tokens[session.cached : end]
-        positions += range(session.cached, end)
-        starts.append(len(token_ids))
-        blocks += session.blocks
-        block_starts.append(len(blocks))
-        if chunk.completes:
-            rows += range(len(token_ids) - chunk.feed.num_rows, len(token_ids))
-    return RaggedBatch(
-        token_ids=np.asarray(token_ids, dtype=np.int32),
-        position_ids=np.asarray(positions, dtype=np.int32),
-        past_lens=np.asarray([session.cached for session in sessions], dtype=np.int32),
-        sequence_starts=np.asarray(starts, dtype=np.int32),
-        decode_starts=np.asarray([session.decode_start for session in sessions], dtype=np.int32),
-        block_table=np.asarray(blocks, dtype=np.int32),
-        block_starts=np.asarray(block_starts, dtype=np.int32),
-        logits_rows=np.asarray(rows, dtype=np.int32),
-    )

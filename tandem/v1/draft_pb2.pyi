@@ -153,10 +153,13 @@ class ProposeResponse(_message.Message):
     LENGTH_FIELD_NUMBER: _builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     FORWARD_SECONDS_FIELD_NUMBER: _builtins.int
+    PREPARED_FIELD_NUMBER: _builtins.int
     length: _builtins.int
     """tokens the service now holds, drafted ones included"""
     queue_seconds: _builtins.float
     forward_seconds: _builtins.float
+    prepared: _builtins.bool
+    """the whole draft was ready when it was asked for, made while the target verified the last one"""
     @_builtins.property
     def draft(self) -> _common_pb2.Draft:
         """may be shorter than asked for, or empty"""
@@ -168,10 +171,11 @@ class ProposeResponse(_message.Message):
         length: _builtins.int = ...,
         queue_seconds: _builtins.float = ...,
         forward_seconds: _builtins.float = ...,
+        prepared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "forward_seconds", b"forward_seconds", "length", b"length", "queue_seconds", b"queue_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "forward_seconds", b"forward_seconds", "length", b"length", "prepared", b"prepared", "queue_seconds", b"queue_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

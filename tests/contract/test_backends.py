@@ -43,12 +43,16 @@ PROMPT = tuple(b"abc")
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, drafts that guess well, and what the target says after the prompt, greedily."""
+    """A target, drafts that guess well, and what the target says after the prompt, greedily.
+
+    `draft_says`: the draft's own next token after a text, if it prepares drafts.
+    """
 
     target: Target
     drafts: Drafts
     answer: Sequence[int]
     num_target_sessions: Callable[[], int]
+    draft_says: Callable[[Sequence[int]], int] | None = None
 
 
 @asynccontextmanager
@@ -85,7 +89,7 @@ async def real() -> AsyncIterator[Pair]:
             info=DraftInfo(
                 model=info, drafters=("model",), default_drafter="model", max_draft_tokens=16, max_sessions=8
             ),
-            drafters={"model": ModelDrafter(draft_worker, law_size=50)},
+            drafters={"model": ModelDrafter(draft_worker, law_size=50, prepared_branches=4)},
             slots=SessionSlots(max_sessions=8, metrics=ServiceMetrics()),
         )
         servers = [grpc.aio.server(), grpc.aio.server()]
@@ -119,6 +123,7 @@ async def real() -> AsyncIterator[Pair]:
                 fleet.drafts,
                 model.greedy(PROMPT, 100),
                 lambda: int(target_metrics.registry.get_sample_value("tandem_sessions_open") or 0),
+                lambda text: draft.greedy(text, 1)[0],
             )
         finally:
             await fleet.close()
@@ -171,6 +176,23 @@ async def test_a_draft_never_exceeds_what_was_asked_for_and_follows_the_text(pai
         assert proposal.reason is None
         assert 1 <= len(proposal.draft.token_ids) <= num_draft_tokens
     session.close()
+
+
+async def test_a_draft_that_was_prepared_says_so(pair: Pair) -> None:
+    """The fake never prepares; the real one does, for what it thinks likely and if it is given the time."""
+    session = pair.drafts.open(_start(), drafter="")
+    text = [*PROMPT, pair.answer[0]]
+    seen = []
+    for _ in range(20):
+        proposal = await session.propose(text, 1)
+        seen.append(proposal.prepared)
+        text += proposal.draft.token_ids
+        # All accepted, and then the draft's own next token: at temperature 0 the likeliest outcome.
+        text.append(pair.draft_says(text) if pair.draft_says else 0)
+        await asyncio.sleep(0.05)
+    session.close()
+    assert not seen[0]
+    assert any(seen) == (pair.draft_says is not None)
 
 
 async def test_closing_frees_the_session_and_may_be_repeated(pair: Pair) -> None:

@@ -44,6 +44,7 @@ TARGET = ToyModel(vocab_size=VOCAB_SIZE, seed=11, scale=1.2)
 MODELS = {
     "good": (TARGET.like(weight=0.8, seed=12), 50),
     "bad": (ToyModel(vocab_size=VOCAB_SIZE, seed=13, scale=1.5), 50),
+    "prepared": (TARGET.like(weight=0.8, seed=12), 50),  # the good one, which also prepares drafts
     "sparse": (TARGET.like(weight=0.8, seed=14), 2),  # samples from its two most likely tokens only
 }
 
@@ -130,7 +131,8 @@ async def _sample(params: SamplingParams, *, drafter: str, k: int, rule: Rejecti
         if drafter in MODELS:
             model, law_size = MODELS[drafter]
             draft = stack.enter_context(working_on(ToyRunner(model, num_blocks=1024), max_step_tokens=256))
-            drafters[drafter] = ModelDrafter(draft, law_size=law_size)
+            branches = 5 if drafter == "prepared" else 0
+            drafters[drafter] = ModelDrafter(draft, law_size=law_size, prepared_branches=branches)
         drafts = InProcessDrafts(drafters, vocab_size=VOCAB_SIZE)
 
         async def one(seed: int) -> None:
@@ -180,6 +182,8 @@ CASES = [
     ("min_tokens+low temperature", "good", 4),
     ("logit_bias+top_k", "ngram", 3),
     ("banned_token_ids+frequency_penalty", "stubborn", 2),
+    ("no parameter", "prepared", 1),
+    ("presence_penalty+top_p", "prepared", 3),
 ]
 
 

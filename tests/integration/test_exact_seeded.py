@@ -124,16 +124,19 @@ def start_of(
 async def pair_of(
     target: ModelRunner, drafts: Mapping[str, ModelRunner], *, max_step_tokens: int = 64
 ) -> AsyncIterator[tuple[InProcessTarget, InProcessDrafts]]:
-    """A target; a model drafter for each runner in `drafts`, an n-gram drafter, and one of both. Nothing may leak."""
+    """A target; an n-gram drafter; for each runner in `drafts` a model drafter, and one that prepares drafts; with the
+    first of these, one of each that takes turns with n-grams. Nothing may leak."""
     with ExitStack() as stack:
         workers = [stack.enter_context(working_on(target, max_step_tokens=max_step_tokens))]
         drafters: dict[str, Drafter] = {"ngram": NgramDrafter(min_ngram=1, tokens_per_match=2)}
         for name, runner in drafts.items():
             workers.append(stack.enter_context(working_on(runner, max_step_tokens=max_step_tokens)))
-            drafters[name] = ModelDrafter(workers[-1], law_size=50)
-        if drafts:  # matches of two tokens are long in these texts
-            ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
-            drafters["auto"] = AutoDrafter(ngram=ngram, model=drafters[next(iter(drafts))], min_match=2)
+            for prefix, branches in (("", 0), ("prepared ", 5)):
+                model = ModelDrafter(workers[-1], law_size=50, prepared_branches=branches)
+                drafters[prefix + name] = model
+                ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
+                # Matches of two tokens are long in these texts.
+                drafters.setdefault(f"{prefix}auto", AutoDrafter(ngram=ngram, model=model, min_match=2))
         yield InProcessTarget(Verifier(workers[0])), InProcessDrafts(drafters, vocab_size=target.vocab_size)
         for worker in workers:
             await assert_nothing_held(worker)
@@ -217,7 +220,16 @@ _params = st.builds(
     min_tokens=st.integers(0, 30),
     end_token_ids=_ids,
 )
-_DRAFTERS = ["good", "bad", "ngram", "auto", *adversaries({}, vocab_size=TOY.vocab_size)]
+_DRAFTERS = [
+    "good",
+    "bad",
+    "ngram",
+    "auto",
+    "prepared good",
+    "prepared bad",
+    "prepared auto",
+    *adversaries({}, vocab_size=TOY.vocab_size),
+]
 _requests = st.tuples(
     _params,
     st.integers(0, 2**64 - 1),  # seed
@@ -292,10 +304,10 @@ async def test_sessions_that_evict_each_other_say_what_each_says_alone(k: int) -
     crowded, draft = toy(num_blocks=32), toy(TOY_GOOD, num_blocks=32)
     async with pair_of(crowded, {"good": draft}, max_step_tokens=16) as (target, drafts):
         drafts = replace(drafts, drafters={**drafts.drafters, **adversaries(script, vocab_size=TOY.vocab_size)})
-        names = ["good", "ngram", "wrong_in_the_middle", "knowing"]
+        names = ["good", "ngram", "wrong_in_the_middle", "knowing", "prepared good", "prepared auto"]
         answers = await asyncio.gather(
             *(
-                speak(start, num_tokens=40, target=target, drafts=drafts, drafter=names[i % 4], k=k)
+                speak(start, num_tokens=40, target=target, drafts=drafts, drafter=names[i % len(names)], k=k)
                 for i, start in enumerate(starts)
             )
         )

@@ -194,13 +194,14 @@ def test_what_the_round_held_after_the_end_is_counted_as_dropped() -> None:
 def test_the_tally_counts_what_the_target_tested() -> None:
     tally = SpeculationTally(num_draft_tokens=3)
     tally.add(round_of(b"a"))
-    tally.add(round_of(b"bcde"))  # 3 of 3
+    tally.add(replace(round_of(b"bcde"), prepared=True))  # 3 of 3
     tally.add(round_of(b"fg", num_drafted=3))  # 1 of 3
     report = tally.report(seed=7, verification=Verification.COUPLED)
     assert report["rounds"] == 3
     assert report["draftless_rounds"] == 1
     assert report["drafted"] == 6
     assert report["accepted"] == 4
+    assert report["prepared_hits"] == 1
     assert report["acceptance_rate"] == 4 / 6
     assert report["acceptance_length"] == 7 / 3  # 7 tokens, 3 target calls
     assert report["accepted_per_position"] == [2, 1, 1]

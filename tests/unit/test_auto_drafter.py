@@ -29,6 +29,8 @@ class CountingDrafter:
     """In place of a model: after token t it drafts t + 10, t + 20, ..., until its text has `room` tokens."""
 
     room: int = 1_000
+    follows: bool = False
+    followed: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
     asked: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # keep_length and new_tokens
     tokens: list[int] = field(default_factory=list)
     num_open: int = 0
@@ -51,6 +53,15 @@ class CountingDrafter:
         guesses = tuple(self.tokens[-1] + 10 * (i + 1) for i in range(count))
         self.tokens += guesses
         return Drafted(Draft(guesses), SLOW)
+
+    def follow(
+        self, keep_length: int, new_tokens: Sequence[int], guesses: Sequence[int], num_draft_tokens: int
+    ) -> bool:
+        if self.follows:
+            assert keep_length <= self.length
+            self.followed.append((keep_length, tuple(new_tokens), tuple(guesses)))
+            self.tokens = [*self.tokens[:keep_length], *new_tokens, *guesses]
+        return self.follows
 
     def close(self) -> None:
         self.num_open -= 1
@@ -99,6 +110,17 @@ async def test_the_model_is_told_all_that_it_missed_and_keeps_what_it_guessed_ri
     assert model.tokens == [1, 2, 3, 4, 5, 15, 25, 1, 2, 3, 4, 7, 17]
 
 
+async def test_a_model_that_follows_is_shown_the_n_grams_rounds_and_asked_for_the_rest() -> None:
+    model = CountingDrafter(follows=True)
+    session = open_session([1, 2, 3, 4, 1, 2], model)
+    assert await drafts(session, 6, (), 3) == [3, 4, 1]
+    assert await drafts(session, 8, (1,), 2) == [2, 3]  # 3, 4 stood: again the n-grams' turn
+    assert model.followed == [(6, (), (3, 4, 1)), (9, (), (2, 3))]  # it had guessed that 1 too
+    assert await drafts(session, 10, (9,), 2) == [19, 29]  # 2 stood
+    assert model.asked == [(10, (9,))]
+    assert model.tokens == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 9, 19, 29]
+
+
 async def test_where_the_models_context_ends_a_short_match_is_better_than_nothing() -> None:
     model = CountingDrafter(room=4)
     session = open_session([1, 2, 3, 1], model)
@@ -133,26 +155,27 @@ async def test_closing_closes_the_models_session() -> None:
     tokens=st.lists(st.integers(0, 2), min_size=1, max_size=10),
     rounds=st.lists(st.tuples(st.floats(0, 1), st.lists(st.integers(0, 2), max_size=3), st.integers(1, 5)), max_size=8),
     min_match=st.integers(1, 3),
+    follows=st.booleans(),
 )
 async def test_whatever_was_kept_and_appended_the_model_is_asked_about_the_right_text(
-    tokens: list[int], rounds: list[tuple[float, list[int], int]], min_match: int
+    tokens: list[int], rounds: list[tuple[float, list[int], int]], min_match: int, follows: bool
 ) -> None:
     """Any rollback, into anybody's guesses or far behind them. The drafts are those of a new session of that text."""
-    model = CountingDrafter()
+    model = CountingDrafter(follows=follows)
     session = open_session(tokens, model, min_match=min_match)
     text = list(tokens)
     for share, new_tokens, num_tokens in rounds:
         # At least one token of text, since the model drafts from the last one.
         keep_length = max(1, round(share * session.length))
         text = [*text[:keep_length], *new_tokens]
-        num_asked = len(model.asked)
+        num_asked = len(model.asked) + len(model.followed)
         drafted = await drafts(session, keep_length, new_tokens, num_tokens)
         assert drafted == await drafts(
             open_session(text, CountingDrafter(), min_match=min_match), len(text), (), num_tokens
         )
         text += drafted
         assert session.length == len(text)
-        if len(model.asked) > num_asked:
+        if len(model.asked) + len(model.followed) > num_asked:
             assert model.tokens[: len(text) - len(drafted)] == text[: len(text) - len(drafted)]
 
 

@@ -77,6 +77,24 @@ def test_the_two_models_may_have_two_devices() -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "branches"),
+    [
+        (UpOptions(cores=1), "0"),
+        (UpOptions(cores=2), None),
+        (UpOptions(cores=1, threads=4), None),  # the user knows better how many there are
+        (UpOptions(cores=8, device="cuda:0"), "0"),
+        (UpOptions(cores=8, device="cuda:0", draft_device="cuda:0"), "0"),
+        (UpOptions(cores=8, device="cuda:0", draft_device="cuda:1"), None),
+        (UpOptions(cores=8, device="cuda:0", draft_device="cpu"), None),
+    ],
+)
+def test_drafts_are_not_prepared_on_the_targets_own_device(options: UpOptions, branches: str | None) -> None:
+    assert planned(options)["draft"].environment.get("TANDEM_DRAFT_PREPARED_BRANCHES") == branches
+    chosen = planned(options, {"TANDEM_DRAFT_PREPARED_BRANCHES": "3"})
+    assert chosen["draft"].environment["TANDEM_DRAFT_PREPARED_BRANCHES"] == "3"
+
+
+@pytest.mark.parametrize(
     ("options", "model", "layers"),
     [
         (UpOptions(model="big"), "", None),

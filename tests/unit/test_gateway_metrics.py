@@ -33,7 +33,7 @@ def samples(metrics: GatewayMetrics) -> dict[str, float]:
     return found
 
 
-def drafted(num_drafted: int, num_accepted: int) -> Round:
+def drafted(num_drafted: int, num_accepted: int, *, prepared: bool = False) -> Round:
     return Round(
         token_ids=tuple(range(num_accepted + 1)),
         origins=(*[TokenOrigin.ACCEPTED] * num_accepted, TokenOrigin.RECOVERED),
@@ -45,6 +45,7 @@ def drafted(num_drafted: int, num_accepted: int) -> Round:
         verify_seconds=1.0,
         verify_times=ServiceTimes(queue_seconds=0.25, forward_seconds=0.5),
         num_bytes=100,
+        prepared=prepared,
     )
 
 
@@ -62,7 +63,7 @@ def plain(reason: DraftlessReason, seconds: float) -> Round:
 def test_k1_counters_are_exact_sums() -> None:
     metrics = new_metrics()
     metrics.observe_round(plain(DraftlessReason.FIRST, 9.0), is_first=True)
-    metrics.observe_round(drafted(4, 4), is_first=False)
+    metrics.observe_round(drafted(4, 4, prepared=True), is_first=False)
     metrics.observe_round(drafted(4, 1), is_first=False)
     metrics.observe_round(plain(DraftlessReason.LIMIT, 0.5), is_first=False)
     metrics.observe_dropped(2)
@@ -73,6 +74,7 @@ def test_k1_counters_are_exact_sums() -> None:
     per_position = [found[f'tandem_spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(4)]
     assert per_position == [2, 1, 1, 1]
     assert found["tandem_wasted_draft_tokens_total"] == 3 + 2
+    assert found["tandem_prepared_hits_total"] == 1
     assert found["tandem_wire_bytes_total"] == 200
     assert found['tandem_draftless_rounds_total{reason="first"}'] == 1
     assert found['tandem_draftless_rounds_total{reason="limit"}'] == 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -186,6 +187,43 @@ def test_a_fork_at_a_block_border_copies_nothing() -> None:
     memory.check(twin)
 
 
+def test_a_session_goes_on_with_what_its_fork_guessed_and_computed() -> None:
+    memory = Memory(num_blocks=8)
+    session = computed_session(memory, range(SIZE + 1))
+    session.guess([50, 51])
+    memory.compute(session)
+    fork = session.fork()
+    fork.truncate(SIZE + 2)
+    fork.guess([60, 61, 62])  # 60 in place of 51
+    memory.compute(fork, 2)
+    session.advance(SIZE + 2, [60])
+    session.take_over(fork)
+    assert session.tokens == [*range(SIZE + 1), 50, 60, 61, 62]
+    assert (session.committed, session.cached) == (SIZE + 3, SIZE + 4)
+    memory.check(session)
+    fork.release()
+    assert memory.pool.num_held == 2
+    memory.compute(session)
+    session.advance(2 * SIZE, [])
+    memory.compute(session, 0)
+    curious = Session(memory.pool, [*session.tokens, 9])
+    curious.reuse_prefix(1)
+    assert curious.cached == 2 * SIZE, "what the fork computed is found under the session's text"
+    memory.check(curious)
+
+
+def test_of_a_fork_that_lost_its_cache_the_tokens_are_taken_over() -> None:
+    memory = Memory(num_blocks=8)
+    session = computed_session(memory, range(SIZE))
+    fork = session.fork()
+    fork.guess([60, 61])
+    fork.release()
+    session.advance(SIZE, [60])
+    session.take_over(fork)
+    assert (session.tokens, session.cached) == ([*range(SIZE), 60, 61], SIZE)
+    memory.check(session)
+
+
 def test_rolling_back_into_a_published_block_hides_it_before_it_is_overwritten() -> None:
     memory = Memory(num_blocks=4)
     session = computed_session(memory, range(SIZE))
@@ -278,6 +316,25 @@ class Sessions(RuleBasedStateMachine):
         committed = session.committed
         session.guess(tokens)
         assert session.committed == committed
+
+    @rule(session=sessions, data=st.data(), guessed=tokens, share=st.floats(0, 1))
+    def take_over(self, session: Session, data: st.DataObject, guessed: list[int], share: float) -> None:
+        """As a prepared draft: a fork goes on from somewhere, and computes some of it; the session follows."""
+        fork = session.fork()
+        fork.truncate(data.draw(st.integers(1, len(session.tokens))))
+        fork.guess(guessed)
+        missing = len(fork.tokens) - fork.cached
+        with suppress(PoolExhausted):
+            self.memory.compute(fork, round(share * missing))
+        num_known = data.draw(st.integers(1, len(fork.tokens)))
+        num_kept = min(num_known, len(fork.tokens) - len(guessed))
+        session.advance(num_kept, fork.tokens[num_kept:num_known])
+        cached = max(session.cached, fork.cached)
+        session.take_over(fork)
+        assert session.tokens == fork.tokens
+        assert session.cached == cached
+        assert session.committed == num_known
+        fork.release()
 
     @rule(session=sessions, data=st.data())
     def truncate(self, session: Session, data: st.DataObject) -> None:

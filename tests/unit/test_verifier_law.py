@@ -41,6 +41,7 @@ from tests.toy_models import (
     held_blocks,
     misfit,
     smallest_visible_error,
+    until_idle,
     working,
 )
 
@@ -81,22 +82,36 @@ class Written:
     drafted: int
     accepted: int
     malformed: int
+    prepared: int = 0  # drafts that were there when they were asked for
 
 
-async def write(begin: SessionStart, num_tokens: int, *, verifier: Verifier, drafter: Drafter, k: int) -> Written:
-    """The gateway's loop, without gateway and transport."""
+async def write(
+    begin: SessionStart,
+    num_tokens: int,
+    *,
+    verifier: Verifier,
+    drafter: Drafter,
+    k: int,
+    idle: Worker | None = None,
+) -> Written:
+    """The gateway's loop, without gateway and transport. With `idle`, it waits for that worker to have nothing left to
+    do before each verify."""
     text = list(begin.token_ids)
     length = len(text) + num_tokens
     at_target, at_draft = PeerText(len(text)), PeerText(len(text))
     target, draft_session = verifier.open(begin), drafter.open(begin)
-    drafted = accepted = malformed = 0
+    drafted = accepted = malformed = prepared = 0
     try:
         text.append((await target.first()).token_id)
         while len(text) < length:
             change = at_draft.change_to(text)
-            draft = (await draft_session.propose(change.keep_length, change.new_tokens, k)).draft
+            proposed = await draft_session.propose(change.keep_length, change.new_tokens, k)
+            draft = proposed.draft
+            prepared += proposed.prepared
             at_draft.guess(draft.token_ids)
             assert draft_session.length == len(text) + len(draft.token_ids)
+            if idle is not None:
+                await until_idle(idle)
             change = at_target.change_to(text)
             verdict = await target.verify(change.keep_length, change.new_tokens, draft)
             at_target.guess(() if verdict.draft_error else draft.token_ids)
@@ -107,7 +122,7 @@ async def write(begin: SessionStart, num_tokens: int, *, verifier: Verifier, dra
     finally:
         target.close()
         draft_session.close()
-    return Written(tuple(text[length - num_tokens : length]), drafted, accepted, malformed)
+    return Written(tuple(text[length - num_tokens : length]), drafted, accepted, malformed, prepared)
 
 
 async def assert_nothing_held(*workers: Worker) -> None:
@@ -181,6 +196,25 @@ async def test_the_first_three_tokens_follow_plain_decodings_law(name: str) -> N
     assert misfit(counts, exact_law(begin)) > FALSE_ALARM
     assert 0 < total.accepted < total.drafted
     assert total.malformed == 0
+
+
+@pytest.mark.parametrize("num_branches", [2, 5])
+async def test_prepared_drafts_follow_plain_decodings_law(num_branches: int) -> None:
+    """The same, where drafts are prepared for some outcomes of each round, and drafted on request for the others."""
+    params, k, law_size = LAWS["temperature 1"]
+    begin = start(params=params)
+    counts, prepared, drafted = np.zeros((VOCAB, VOCAB, VOCAB)), 0, 0
+    with working(ToyRunner(TARGET)) as target_worker, working(ToyRunner(DRAFT)) as draft_worker:
+        drafter = ModelDrafter(draft_worker, law_size=law_size, prepared_branches=num_branches)
+        verifier = Verifier(target_worker)
+        for seed in range(NUM_TEXTS):
+            text = await write(replace(begin, seed=seed), 3, verifier=verifier, drafter=drafter, k=k, idle=draft_worker)
+            counts[text.token_ids] += 1
+            prepared += text.prepared
+            drafted += text.drafted
+        await assert_nothing_held(target_worker, draft_worker)
+    assert misfit(counts, exact_law(begin)) > FALSE_ALARM
+    assert 30 < prepared < drafted // k - 50
 
 
 async def test_n_gram_drafts_follow_plain_decodings_law() -> None:
