@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from draft_service.drafters.base import Drafted, PreparationObserver, PreparedOutcome
-from draft_service.drafters.drafting import DraftedToken, Drafting, as_draft
 from draft_service.drafters.outcomes import Acceptance
 from draft_service.drafters.preparation import Drawn, Preparation, Preparer
+from tandem.engine.drafting import DraftedToken, Drafting, as_draft
 from tandem.engine.worker import Completed, Feed, Program, Worker
 from tandem.errors import OutOfStep
 from tandem.types import NO_DRAFT, SessionStart

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from draft_service.drafters.drafting import Guess
+from tandem.engine.drafting import Guess
 
 _HOPE, _HOPE_WEIGHT = 0.7, 2.0  # acceptance where nothing is known, and for how many tokens that counts
 _DECAY = 0.95  # of what was counted, a round: half is forgotten after 14

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from draft_service.drafters.base import PreparationObserver
-from draft_service.drafters.drafting import DraftedToken, Drafting, Guess
 from draft_service.drafters.outcomes import Acceptance, Outcome, bonuses, recoveries
+from tandem.engine.drafting import DraftedToken, Drafting, Guess
 from tandem.engine.planning import MAX_BACKGROUND_FEEDS
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program, Worker
