@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from prometheus_client import generate_latest
 
+from draft_service.metrics import PreparationMetrics
 from gateway.metrics import GatewayMetrics
 from tandem.service_metrics import ServiceMetrics
 
@@ -45,6 +46,7 @@ def exported() -> set[str]:
     service = ServiceMetrics()
     service.describe(None, threads=1)
     service.watch_engine(blocks_held=int, blocks=1, programs=int, cached_sessions=int)
+    PreparationMetrics(service.registry)
     pages = gateway.exposition("")[0] + _page(service)
     return set(re.findall(r"^(\w+)[ {]", pages.decode(), re.MULTILINE))
 
