@@ -1,13 +1,16 @@
 """Logs. Called by composition roots only; libraries just ask structlog for a logger and log events with fields.
 
-No prompt, no generated text, no key is ever a field.
+No prompt, no generated text, no key is ever a field. Nor does one come with an exception: local variables are not
+shown, and of exceptions whose messages quote what they choke on (`_QUOTING`) only the type and the place are.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+import traceback
+from collections.abc import Iterator
+from typing import Literal, TextIO
 
 import structlog
 
@@ -22,7 +25,7 @@ def configure_logging(*, service: str, level: str, format: Literal["text", "json
     ]
     if format == "json":
         rendering: list[structlog.types.Processor] = [
-            structlog.processors.format_exc_info,
+            structlog.processors.ExceptionRenderer(_format_exception),
             structlog.processors.JSONRenderer(),
         ]
     else:
@@ -30,7 +33,7 @@ def configure_logging(*, service: str, level: str, format: Literal["text", "json
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 pad_event_to=28,
-                exception_formatter=structlog.dev.plain_traceback,  # the default shows local variables: prompts
+                exception_formatter=_print_exception,
             )
         ]
     number = logging.getLevelNamesMapping()[level]
@@ -48,6 +51,33 @@ def configure_logging(*, service: str, level: str, format: Literal["text", "json
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(number, logging.WARNING))
+
+
+# int("..."), Unicode errors and pydantic's errors are ValueErrors; a KeyError's message is the key.
+_QUOTING = (ValueError, LookupError)
+
+
+def _print_exception(stream: TextIO, exc_info: structlog.typing.ExcInfo) -> None:
+    stream.write("\n" + _format_exception(exc_info))
+
+
+def _format_exception(exc_info: structlog.typing.ExcInfo) -> str:
+    """The traceback, causes first, without messages that may quote a request."""
+    return "".join(_lines(exc_info[1])).rstrip("\n")
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if before is not None:
+        yield from _lines(before)
+        yield "\nthen:\n"
+    yield "Traceback (most recent call last):\n"
+    yield from traceback.format_tb(error.__traceback__)
+    message = "(its message is left out: it may quote a request)" if isinstance(error, _QUOTING) else str(error)
+    yield f"{type(error).__qualname__}: {message}\n"
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _lines(part)
 
 
 def _named(service: str) -> structlog.types.Processor:
