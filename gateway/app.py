@@ -61,6 +61,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        metrics.watch_tasks(lambda: len(asyncio.all_tasks(loop)))  # of any thread: scrapes have their own
         await fleet.start()
         try:
             yield
@@ -92,7 +94,6 @@ def create_app(
     metrics.watch(
         running=lambda: places.running,
         waiting=lambda: places.waiting,
-        tasks=lambda: len(asyncio.all_tasks()),
         target_up=lambda: fleet.readiness().status != "unavailable",
         draft_up=(lambda: fleet.draft_info is not None) if settings.draft_addresses else None,
     )

@@ -252,19 +252,21 @@ class GatewayMetrics:
             for status in ("2xx", "4xx", "5xx"):
                 self._http.labels(route, status)
 
+    def watch_tasks(self, tasks: Callable[[], int]) -> None:
+        """Read this at each scrape."""
+        self._tasks.set_function(lambda: float(tasks()))
+
     def watch(
         self,
         *,
         running: Callable[[], int],
         waiting: Callable[[], int],
-        tasks: Callable[[], int],
         target_up: Callable[[], bool],
         draft_up: Callable[[], bool] | None,
     ) -> None:
         """Read these at each scrape. No `draft_up`: no draft service is configured, so none can be down."""
         self._running.set_function(lambda: float(running()))
         self._waiting.set_function(lambda: float(waiting()))
-        self._tasks.set_function(lambda: float(tasks()))
         self._backend_up.labels("target").set_function(lambda: float(target_up()))
         if draft_up is not None:
             self._backend_up.labels("draft").set_function(lambda: float(draft_up()))

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.peers.arms import ARMS, Arm, chosen
+from benchmarks.peers.arms import ARMS, THREADS, Arm, chosen
 from benchmarks.peers.choices import extremes
 from benchmarks.peers.environments import why_missing
 from benchmarks.peers.facts import bind_to_cores, first_cores, machine_facts
@@ -38,7 +38,7 @@ def main() -> int:
         print(f"[{time.monotonic() - began:5.0f} s] {line}", file=sys.stderr, flush=True)
 
     try:
-        arms = chosen(options.arm)
+        arms = chosen(options.arm, threads=options.threads)
         cores = options.cores or first_cores(2)
         bind_to_cores(cores)
         facts = machine_facts(cores)
@@ -132,6 +132,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--category", action="append", default=[], help="only this category; may be repeated")
     parser.add_argument("--cores", type=_cores, metavar="0,1", help="cores for everything (default: the first two)")
+    parser.add_argument("--threads", type=int, choices=THREADS, help="tune with so many alone (default: with both)")
     parser.add_argument("--no-tuning", action="store_true", help="each arm's first setting, to try things out")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and all answers, to this file")
     return parser.parse_args()

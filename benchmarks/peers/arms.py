@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.peers.peer import Setting
 
@@ -155,12 +155,17 @@ ARMS: tuple[Arm, ...] = (
 )
 
 
-def chosen(names: Iterable[str]) -> tuple[Arm, ...]:
-    """The arms whose names begin with one of `names`, and the baseline; all, without names. Raises ValueError."""
+def chosen(names: Iterable[str], *, threads: int | None = None) -> tuple[Arm, ...]:
+    """The arms whose names begin with one of `names`, and the baseline; all, without names. With `threads`, their
+    settings with so many alone. Raises ValueError."""
     wanted = tuple(names)
-    if not wanted:
-        return ARMS
     for name in wanted:
         if not any(arm.name.startswith(name) for arm in ARMS):
             raise ValueError(f"no arm begins with {name!r}; there are: {'; '.join(arm.name for arm in ARMS)}")
-    return tuple(arm for arm in ARMS if arm.name == BASELINE or arm.name.startswith(wanted))
+    arms = [arm for arm in ARMS if not wanted or arm.name == BASELINE or arm.name.startswith(wanted)]
+    if threads is None:
+        return tuple(arms)
+    return tuple(
+        replace(arm, settings={name: one for name, one in arm.settings.items() if one["threads"] == threads})
+        for arm in arms
+    )

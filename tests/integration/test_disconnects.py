@@ -87,8 +87,8 @@ def _leave_and_stay(stack: Stack, asked: list[Question], *, num_leaving: int, se
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_j1_j7_sixty_clients_that_leave_anywhere_leave_nothing_behind(stack: Stack, asked: list[Question]) -> None:
-    _leave_and_stay(stack, asked, num_leaving=60, seed=1)
+def test_j1_j7_forty_clients_that_leave_anywhere_leave_nothing_behind(stack: Stack, asked: list[Question]) -> None:
+    _leave_and_stay(stack, asked, num_leaving=40, seed=1)
 
 
 @pytest.mark.prove

@@ -19,7 +19,12 @@ PROMPT = "Once upon a time, there was a fox. "
 
 @pytest.fixture
 def own_stack(tmp_path: Path, target_folder: Path, draft_folder: Callable[[float], Path]) -> Iterator[Stack]:
-    with Stack(folder=tmp_path, target_model=str(target_folder), draft_model=str(draft_folder(0.02))) as running:
+    with Stack(
+        folder=tmp_path,
+        target_model=str(target_folder),
+        draft_model=str(draft_folder(0.02)),
+        settings={"TANDEM_GATEWAY_FAILOVER_TIMEOUT_SECONDS": "2"},
+    ) as running:
         yield running
 
 
@@ -74,7 +79,7 @@ def test_without_a_target_readiness_is_503_and_requests_get_503(own_stack: Stack
     own_stack.wait_until("unavailable", timeout_seconds=10)
     assert httpx.get(f"{own_stack.url}/health/ready").status_code == 503
     assert httpx.get(f"{own_stack.url}/health/live").status_code == 200
-    response = httpx.post(f"{own_stack.url}/v1/completions", json=_body(max_tokens=5))
+    response = httpx.post(f"{own_stack.url}/v1/completions", json=_body(max_tokens=5), timeout=30.0)
     assert response.status_code == 503
     assert "target" in response.json()["error"]["message"]
     own_stack.target.start()

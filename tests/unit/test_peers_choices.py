@@ -109,6 +109,9 @@ def test_every_arm_is_tuned_over_both_numbers_of_threads() -> None:
 def test_the_baseline_is_always_among_the_chosen_arms() -> None:
     assert [arm.name for arm in chosen(["llama.cpp, plain"])] == [BASELINE, "llama.cpp, plain"]
     assert chosen([]) == ARMS
+    for arm in chosen([], threads=2):
+        assert arm.settings
+        assert all(setting["threads"] == 2 for setting in arm.settings.values())
     with pytest.raises(ValueError, match="no arm begins with 'nope'"):
         chosen(["nope"])
 
