@@ -77,6 +77,9 @@ def distill(
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads. (default: all cores)", show_default=False)
     ] = None,
+    kv_cache_gib: Annotated[
+        float, typer.Option(min=0.01, help="Memory for the answers under way; it bounds how many there are.")
+    ] = 1.0,
 ) -> None:
     """Train a small draft for a target, from the target's own answers. Ended at any time, it goes on when run again.
 
@@ -115,7 +118,9 @@ def distill(
             patience=patience,
             seed=seed,
         ),
-        engine=EngineSettings(device=device, threads=threads or available_cores()),
+        engine=EngineSettings(
+            device=device, threads=threads or available_cores(), kv_cache_bytes=round(kv_cache_gib * 2**30)
+        ),
     )
     raise typer.Exit(run(options))
 

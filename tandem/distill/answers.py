@@ -19,7 +19,7 @@ from tandem.engine.runner import ModelRunner
 
 _SHARD_SEQUENCES: Final = 64
 _STEP_TOKENS: Final = 512
-_LONGEST: Final = 1280  # tokens of prompt and answer; longer ones would cost more than they teach
+LONGEST: Final = 1280  # tokens of prompt and answer; longer ones would cost more than they teach
 
 
 class ChatTokenizer(Protocol):
@@ -41,8 +41,9 @@ class GenerationSettings:
 
 @dataclass(slots=True)
 class Tally:
-    """What is in the work folder."""
+    """What is in the work folder; `too_long`: prompts that this run left out."""
 
+    too_long: int = 0
     answers: int = 0
     answer_tokens: int = 0
     validation_tokens: int = 0
@@ -116,7 +117,7 @@ def generate(
     agenda = Agenda(fresh)
     tally = replay(folder.said(), agenda)
     already, began = tally.answer_tokens, time.monotonic()
-    longest = min(_LONGEST, most_tokens(runner))
+    longest = min(LONGEST, most_tokens(runner))
 
     def take() -> Prompt | None:
         while tally.answer_tokens < settings.num_answer_tokens and (asked := agenda.next()) is not None:
@@ -129,6 +130,7 @@ def generate(
                     max_tokens=asked.max_tokens,
                     tag=asked,
                 )
+            tally.too_long += 1
         return None
 
     finished: list[Answer] = []

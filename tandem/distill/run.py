@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Protocol
 
 import torch
 
-from tandem.distill.answers import GenerationSettings, Tally, generate
+from tandem.distill.answers import LONGEST, GenerationSettings, Tally, generate
 from tandem.distill.asked import Asked
 from tandem.distill.chat import ModelTokenizer
 from tandem.distill.dataset import coverage, likeliest_ids, read_examples, split
@@ -125,6 +125,8 @@ def _answers(
         advance=advance,
         stop=stop,
     )
+    if tally.too_long:
+        display.say(f"{tally.too_long:,} prompts were left out: with their answers they may exceed {LONGEST:,} tokens")
     display.say(f"{tally.answers:,} answers of {tally.answer_tokens:,} tokens are in {folder.path}")
 
 
@@ -173,14 +175,18 @@ def _draft(
     shards = folder.shards
     training, validation = split(read_examples(shards))
     device = choose_device(options.engine.device)
-    target = load_model(files, device=options.engine.device, dtype="float32", progress=display.say).model
+    # A few layers of it are wanted, so it need not fit into a GPU beside them.
+    dtype = "float32" if device.type == "cpu" else "bfloat16"
+    target = load_model(files, device="cpu", dtype=dtype, progress=display.say).model
     total: int = target.config.get_text_config(decoder=True).num_hidden_layers
     layers = options.training.layers or spread_layers(options.num_layers, total)
     if not all(0 <= layer < total for layer in layers):
         raise InvalidRequest(f"the target's layers are 0 to {total - 1}, not {layers}", param="from_layers")
     ids = likeliest_ids(training, count=options.training.vocabulary, always=_end_token_ids(files))
     settings = replace(options.training, layers=layers, vocabulary=len(ids))
-    student = Student(new_student(target, layers), ids, bfloat16=choose_dtype("auto", device) is torch.bfloat16)
+    student = Student(
+        new_student(target, layers, device=device), ids, bfloat16=choose_dtype("auto", device) is torch.bfloat16
+    )
     del target
     run_folder = folder.path / run_name(settings, shards)
     covered = coverage(validation, ids)

@@ -86,8 +86,8 @@ def spread_layers(num_layers: int, total: int) -> tuple[int, ...]:
     return (*range(num_layers - 1), total - 1)
 
 
-def new_student(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedModel:
-    """A model with copies of those layers of `target`, its embeddings, head and last norm; float32."""
+def new_student(target: PreTrainedModel, layers: Sequence[int], *, device: torch.device) -> PreTrainedModel:
+    """A model with copies of those layers of `target`, its embeddings, head and last norm; float32, on `device`."""
     config = student_config(target.config, layers)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     weights: dict[str, torch.Tensor] = target.state_dict()
@@ -101,7 +101,7 @@ def new_student(target: PreTrainedModel, layers: Sequence[int]) -> PreTrainedMod
         else:
             taken[name] = weights[name]
     model.load_state_dict(taken)
-    model.to(target.device).train()
+    model.to(device).train()
     student: PreTrainedModel = model
     return student
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation
 
-from tandem.engine.continuations import in_blocks, one_by_one
+from tandem.engine.continuations import StepSize, filled_up, in_blocks, one_by_one
 from tandem.engine.openvino_head import keep_tokens
 from tandem.engine.partial_head import spread
 from tandem.engine.runner import Int32Array, RaggedBatch
@@ -135,6 +135,7 @@ class OpenVinoRunner:
             },
         )
         self._attends_in_blocks = attends_in_blocks
+        self._step_size = StepSize()
         self._needs_company = not precision.rounds_activations
         self._request = compiled.create_infer_request()
         caches = {name: port for port in compiled.inputs for name in port.names if _CACHE.fullmatch(name)}
@@ -177,8 +178,9 @@ class OpenVinoRunner:
         """Logits [R, vocab_size], float32, on the CPU; memory that the next call writes anew. See ModelRunner."""
         fed = in_blocks(batch, spare_block=self._num_blocks) if self._attends_in_blocks else one_by_one(batch)
         rows = fed.logits_rows
-        if self._needs_company and fed.num_tokens == 1:
-            fed = self._with_companion(fed)
+        at_least = 2 if self._needs_company else 1
+        size = self._step_size.fit(max(fed.num_tokens, at_least))
+        fed = filled_up(fed, size, spare_block=self._num_blocks)
         if self._needs_company and len(rows) == 1:
             rows = rows.repeat(2)
         inputs: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]] = {
@@ -200,27 +202,11 @@ class OpenVinoRunner:
             return spread(wanted, self._token_ids, vocab_size=self._vocab_size)
         return wanted[:, : self._vocab_size]
 
-    def _with_companion(self, batch: RaggedBatch) -> RaggedBatch:
-        """The one token of `batch`, and token 0 at position 0 of a sequence of its own."""
-        return replace(
-            batch,
-            token_ids=_append(batch.token_ids, 0),
-            position_ids=_append(batch.position_ids, 0),
-            past_lens=_append(batch.past_lens, 0),
-            sequence_starts=_append(batch.sequence_starts, 2),
-            block_table=_append(batch.block_table, self._num_blocks),
-            block_starts=_append(batch.block_starts, len(batch.block_table) + 1),
-        )
-
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy whole blocks of all layers, pair by pair: a destination may be the source of a later pair."""
         for _, storage in self._storages:
             for source, destination in zip(sources, destinations, strict=True):
                 storage[:, destination] = storage[:, source]
-
-
-def _append(array: Int32Array, value: int) -> Int32Array:
-    return np.append(array, np.int32(value))
 
 
 def _keep_layers(graph: ov.Model, num_layers: int) -> None:

@@ -68,8 +68,8 @@ def _until_scraped(url: str) -> None:
         try:
             if _query(url, "up") == [1.0, 1.0, 1.0]:
                 return
-        except httpx.HTTPError:
-            pass  # still starting
+        except (httpx.HTTPError, ValueError):
+            pass  # still starting: nobody listens yet, or what answers is no JSON
         assert time.monotonic() < end, "Prometheus did not scrape all three within 30 s"
         time.sleep(0.3)
 

@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_target(folder / "target", layers=4, merges=MERGES)
     export_gguf(folder / "target", folder / "target.gguf", quantization="Q8_0")
     target = load_model(ModelFiles(folder=folder / "target", model_id="t", revision=""), device="cpu", dtype="float32")
-    new_student(target.model, (0, 3)).save_pretrained(folder / "draft")
+    new_student(target.model, (0, 3), device=torch.device("cpu")).save_pretrained(folder / "draft")
     byte_tokenizer(merges=MERGES).save_pretrained(folder / "draft")
     export_gguf(folder / "draft", folder / "draft.gguf", quantization="Q8_0")
     beside(folder / "draft.gguf").write_bytes(vocabulary_file(KEPT))

@@ -70,7 +70,7 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def student(target_folder: Path, layers: Sequence[int] = (0, 3), *, kept: int = VOCAB) -> Student:
     files = ModelFiles(folder=target_folder, model_id="tiny", revision="")
     target = load_model(files, device="cpu", dtype="float32").model
-    return Student(new_student(target, layers), np.arange(kept), bfloat16=False)
+    return Student(new_student(target, layers, device=torch.device("cpu")), np.arange(kept), bfloat16=False)
 
 
 def test_a_student_of_all_layers_is_the_target(target_folder: Path) -> None:
