@@ -113,8 +113,10 @@ async def serve() -> None:
 
 def _model_info(model: ModelInfo | None, table: NgramTable | None) -> ModelInfo | None:
     """What the gateway compares with the target. Raises InvalidRequest for a table and a model that do not match."""
-    if table is None or model is None:
-        return model if table is None else table_info(table)
+    if table is None:
+        return model
+    if model is None:
+        return table_info(table)
     if table.origin.tokenizer_fingerprint != model.tokenizer_fingerprint:
         raise InvalidRequest(
             f"the table's tokenizer ({table.origin.model_id}: {table.origin.tokenizer_fingerprint}) is not the model's "

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tandem.engine.runner import ModelRunner, RaggedBatch
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
@@ -85,3 +88,19 @@ def _write(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def logits_of(runner: ModelRunner) -> torch.Tensor:
+    """Of three tokens, all rows."""
+    return runner.forward(
+        RaggedBatch(
+            token_ids=np.array([5, 70, 9], dtype=np.int32),
+            position_ids=np.arange(3, dtype=np.int32),
+            past_lens=np.zeros(1, dtype=np.int32),
+            sequence_starts=np.array([0, 3], dtype=np.int32),
+            decode_starts=np.zeros(1, dtype=np.int32),
+            block_table=np.zeros(1, dtype=np.int32),
+            block_starts=np.array([0, 1], dtype=np.int32),
+            logits_rows=np.arange(3, dtype=np.int32),
+        )
+    ).clone()

@@ -37,10 +37,7 @@ class TableSession:
         return len(self._tokens)
 
     async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
-        if keep_length > self.length:
-            raise OutOfStep(f"the session holds {self.length} tokens, the message wants to keep {keep_length}")
-        del self._tokens[keep_length:]
-        self._tokens.extend(new_tokens)
+        self._advance(keep_length, new_tokens)
         certainty = 1.0
         for _ in range(num_draft_tokens):
             guess = self._table.next(self._tokens)
@@ -55,8 +52,15 @@ class TableSession:
     def follow(
         self, keep_length: int, new_tokens: Sequence[int], guesses: Sequence[int], num_draft_tokens: int
     ) -> bool:
-        """No: it is told what it missed when its turn comes, and that takes no time."""
-        return False
+        self._advance(keep_length, new_tokens)
+        self._tokens.extend(guesses)
+        return True
 
     def close(self) -> None:
         self._tokens = []
+
+    def _advance(self, keep_length: int, new_tokens: Sequence[int]) -> None:
+        if keep_length > self.length:
+            raise OutOfStep(f"the session holds {self.length} tokens, the message wants to keep {keep_length}")
+        del self._tokens[keep_length:]
+        self._tokens.extend(new_tokens)

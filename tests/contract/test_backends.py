@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import pytest
@@ -18,7 +18,6 @@ from draft_service.servicer import DraftServicer
 from gateway.backends import Drafts, Target
 from gateway.draft_length import FixedLength
 from gateway.fleet import Fleet
-from gateway.grpc_backends import Deadlines
 from gateway.speculate import SpeculationPlan, speculate
 from tandem.rpc.sessions import SessionSlots
 from tandem.service_metrics import ServiceMetrics
@@ -26,7 +25,6 @@ from tandem.types import (
     NO_DRAFT,
     Draft,
     DraftInfo,
-    ModelInfo,
     SamplingParams,
     SessionStart,
     TargetInfo,
@@ -36,7 +34,8 @@ from tandem.v1 import draft_pb2_grpc, target_pb2_grpc
 from target_service.servicer import TargetServicer
 from target_service.verifier import Verifier
 from tests.fakes import ScriptedDrafts, ScriptedTarget, alphabet, tokenizer_files
-from tests.toy_models import ToyModel, ToyRunner, working
+from tests.toy_models import ToyRunner, working
+from tests.toy_services import DEADLINES, DRAFT, INFO, MODEL
 
 PROMPT = tuple(b"abc")
 
@@ -65,29 +64,17 @@ async def scripted() -> AsyncIterator[Pair]:
 @asynccontextmanager
 async def real() -> AsyncIterator[Pair]:
     """Both servicers on a gRPC server each, over toy models that can be computed by hand."""
-    model = ToyModel(vocab_size=266, seed=1)
-    draft = model.like(weight=0.9, seed=2)
-    info = ModelInfo(
-        model_id="toy",
-        revision="1",
-        vocab_size=266,
-        tokenizer_fingerprint="t",
-        context_length=8192,
-        device="cpu",
-        dtype="float32",
-        engine="toy",
-    )
     target_metrics = ServiceMetrics()
-    with working(ToyRunner(model)) as target_worker, working(ToyRunner(draft)) as draft_worker:
+    with working(ToyRunner(MODEL)) as target_worker, working(ToyRunner(DRAFT)) as draft_worker:
         target = TargetServicer(
-            info=TargetInfo(model=info, end_token_ids=(265,), max_sessions=8),
+            info=TargetInfo(model=INFO, end_token_ids=(265,), max_sessions=8),
             tokenizer_files=tokenizer_files(),
             verifier=Verifier(target_worker),
             slots=SessionSlots(max_sessions=8, metrics=target_metrics),
         )
         drafts = DraftServicer(
             info=DraftInfo(
-                model=info, drafters=("model",), default_drafter="model", max_draft_tokens=16, max_sessions=8
+                model=INFO, drafters=("model",), default_drafter="model", max_draft_tokens=16, max_sessions=8
             ),
             drafters={"model": ModelDrafter(draft_worker, law_size=50, prepared_branches=4)},
             slots=SessionSlots(max_sessions=8, metrics=ServiceMetrics()),
@@ -101,14 +88,7 @@ async def real() -> AsyncIterator[Pair]:
         fleet = Fleet(
             targets=addresses[:1],
             drafts=addresses[1:],
-            deadlines=Deadlines(
-                request_seconds=60,
-                first_seconds=10,
-                verify_seconds=10,
-                draft_first_seconds=10,
-                draft_seconds=10,
-                draft_retry_seconds=0.1,
-            ),
+            deadlines=replace(DEADLINES, draft_retry_seconds=0.1),
             probe_interval_seconds=0.2,
             probe_timeout_seconds=5,
             failover_seconds=5,
@@ -121,9 +101,9 @@ async def real() -> AsyncIterator[Pair]:
             yield Pair(
                 fleet.target,
                 fleet.drafts,
-                model.greedy(PROMPT, 100),
+                MODEL.greedy(PROMPT, 100),
                 lambda: int(target_metrics.registry.get_sample_value("tandem_sessions_open") or 0),
-                lambda text: draft.greedy(text, 1)[0],
+                lambda text: DRAFT.greedy(text, 1)[0],
             )
         finally:
             await fleet.close()

@@ -11,7 +11,7 @@ import torch
 from tandem.distill.student import new_student
 from tandem.engine import factory
 from tandem.engine.factory import find_model, start_runner
-from tandem.engine.runner import ModelRunner, RaggedBatch
+from tandem.engine.runner import ModelRunner
 from tandem.errors import InvalidRequest, UnknownModel
 from tandem.models.bundled_draft import extract_layers, put_together
 from tandem.models.draft_vocabulary import beside, read_vocabulary, vocabulary_file
@@ -19,7 +19,7 @@ from tandem.models.gguf_export import export_gguf
 from tandem.models.loading import load_model
 from tandem.models.locate import ModelFiles, locate
 from tandem.settings import EngineSettings
-from tests.tiny_models import byte_tokenizer, write_target
+from tests.tiny_models import byte_tokenizer, logits_of, write_target
 
 MERGES = [("t", "h"), ("th", "e")]
 KEPT = np.array([0, 3, 17, 101, 256, 261])
@@ -40,25 +40,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def logits_of(path: Path, cache_dir: Path) -> torch.Tensor:
+def logits_of_file(path: Path, cache_dir: Path) -> torch.Tensor:
     runner: ModelRunner = start_runner(
         locate(str(path), cache_dir=cache_dir, progress=print),
         EngineSettings(dtype="float32", kv_cache_bytes=1 << 22, device="cpu"),
         is_draft=True,
         progress=print,
     ).runner
-    return runner.forward(
-        RaggedBatch(
-            token_ids=np.array([5, 70, 9], dtype=np.int32),
-            position_ids=np.arange(3, dtype=np.int32),
-            past_lens=np.zeros(1, dtype=np.int32),
-            sequence_starts=np.array([0, 3], dtype=np.int32),
-            decode_starts=np.zeros(1, dtype=np.int32),
-            block_table=np.zeros(1, dtype=np.int32),
-            block_starts=np.array([0, 1], dtype=np.int32),
-            logits_rows=np.arange(3, dtype=np.int32),
-        )
-    ).clone()
+    return logits_of(runner)
 
 
 def test_what_is_put_together_is_the_draft(place: Path, tmp_path: Path) -> None:
@@ -68,7 +57,9 @@ def test_what_is_put_together_is_the_draft(place: Path, tmp_path: Path) -> None:
     found = read_vocabulary(beside(path))
     assert found is not None
     np.testing.assert_array_equal(found, KEPT)
-    torch.testing.assert_close(logits_of(path, tmp_path), logits_of(place / "draft.gguf", tmp_path), atol=0, rtol=0)
+    torch.testing.assert_close(
+        logits_of_file(path, tmp_path), logits_of_file(place / "draft.gguf", tmp_path), atol=0, rtol=0
+    )
     assert put_together(place / "layers.gguf", place / "target.gguf", tmp_path, said.append) == path
     assert len(said) == 1
 

@@ -135,6 +135,9 @@ def test_a_session_follows_its_text() -> None:
         assert (await session.propose(3, (8,), 4)).draft.token_ids == (9, 7)  # repeated: harmless
         with pytest.raises(OutOfStep):
             await session.propose(99, (), 1)
+        # It has looked on while another drafter guessed 9 and 5, of which 9 stood; then came 1.
+        assert session.follow(3, (8,), (9, 5), 2)
+        assert (await session.propose(5, (1,), 4)).draft.token_ids == (2, 3, 4)
         session.close()
 
     asyncio.run(go())

@@ -11,7 +11,6 @@ import torch
 
 from tandem.engine.factory import start_runner
 from tandem.engine.openvino_runner import EXACT, OpenVinoRunner
-from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import InvalidRequest
 from tandem.models.draft_vocabulary import FILE, beside, draft_vocabulary, vocabulary_file
@@ -20,7 +19,7 @@ from tandem.models.loading import load_model
 from tandem.models.locate import ModelFiles, locate
 from tandem.models.openvino_files import openvino_model
 from tandem.settings import EngineSettings
-from tests.tiny_models import write_target
+from tests.tiny_models import logits_of, write_target
 
 KEPT = np.array([0, 3, 17, 18, 65, 101, 200, 256, 259], dtype=np.int32)
 MERGES = [("t", "h"), ("th", "e")]  # GGUF's readers want some
@@ -30,22 +29,6 @@ VOCAB = 262
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_target(tmp_path_factory.mktemp("partial") / "tiny", merges=MERGES)
-
-
-def logits_of(runner: ModelRunner) -> torch.Tensor:
-    """Of three tokens, all rows."""
-    return runner.forward(
-        RaggedBatch(
-            token_ids=np.array([5, 70, 9], dtype=np.int32),
-            position_ids=np.arange(3, dtype=np.int32),
-            past_lens=np.zeros(1, dtype=np.int32),
-            sequence_starts=np.array([0, 3], dtype=np.int32),
-            decode_starts=np.zeros(1, dtype=np.int32),
-            block_table=np.zeros(1, dtype=np.int32),
-            block_starts=np.array([0, 1], dtype=np.int32),
-            logits_rows=np.arange(3, dtype=np.int32),
-        )
-    ).clone()
 
 
 def check(whole: torch.Tensor, partial: torch.Tensor, *, atol: float) -> None:
