@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,19 +14,9 @@ from typing import Any
 
 import httpx
 
+from tests.ports import free_port
+
 START_SECONDS = 120.0  # a loaded two-core machine takes 10 s to import torch twice
-
-
-def free_port() -> int:
-    """A port nobody listens on, below those that the kernel hands to outgoing connections: those would race with us."""
-    while True:
-        port = secrets.randbelow(15_000) + 15_000
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 @dataclass

@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from tests.monitoring import PROMETHEUS, RULES, metrics_in, panels, rules
+from tests.ports import free_port
 from tests.promtool import check_metrics
-from tests.stack import Stack, free_port
+from tests.stack import Stack
 
 pytestmark = pytest.mark.bundled
 

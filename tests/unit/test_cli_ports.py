@@ -5,15 +5,11 @@ from __future__ import annotations
 import socket
 
 from tandem.cli.ports import PortUse, port_problems
+from tests.ports import free_port
 
 
 def use(port: int, *, host: str = "127.0.0.1", purpose: str = "the gateway", option: str = "--port") -> PortUse:
     return PortUse(host=host, port=port, purpose=purpose, port_option=option, host_option="--host")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_a_port_in_use_is_named_with_the_option_that_changes_it() -> None:

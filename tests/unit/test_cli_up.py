@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 _MODEL_SERVICE = """
 import json, os, signal, sys, time
 def log(event, level="info", **fields):
@@ -58,7 +60,7 @@ class Bench:
             (packages / name / "__main__.py").write_text(source)
         self.folder = folder
         self.state = folder / "state" / "tandem"
-        self.port, *others = _free_ports(5)
+        self.port, *others = (free_port() for _ in range(5))
         names = ("--target-port", "--draft-port", "--target-metrics-port", "--draft-metrics-port")
         self._ports = ["--port", str(self.port)]
         for name, port in zip(names, others, strict=True):
@@ -90,12 +92,6 @@ class Bench:
 
 def _tandem(name: str) -> list[str]:
     return [sys.executable, "-m", "tandem.cli", name]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(server.getsockname()[1]) for server in servers]
 
 
 def _is_gone(process_id: int) -> bool:
