@@ -9,8 +9,7 @@ import structlog
 
 from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.ngram import NgramDrafter
-from draft_service.drafters.table import TableDrafter
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.metrics import PreparationMetrics
 from draft_service.servicer import DraftServicer
 from draft_service.settings import DraftSettings
@@ -27,9 +26,6 @@ from tandem.tracing import start_tracing
 from tandem.types import DraftInfo, ModelInfo
 from tandem.v1 import draft_pb2, draft_pb2_grpc
 
-# Shortest repeated suffix that the n-gram drafter continues before these are asked (docs/decisions/0007 and 0011).
-_MODEL_MATCH, _TABLE_MATCH = 4, 2
-
 
 async def serve() -> None:
     """Load the model, if there is one, serve until a signal, drain."""
@@ -39,14 +35,15 @@ async def serve() -> None:
     tracing = start_tracing("draft", TracingSettings())
     metrics = ServiceMetrics()
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
-    ngram = NgramDrafter(min_ngram=settings.min_ngram, tokens_per_match=settings.tokens_per_match)
+    ngram = LookupDrafter(min_match=settings.min_ngram, least_certainty=settings.least_certainty)
     drafters: dict[str, Drafter] = {"ngram": ngram}
     table = find_table(settings.table, target_model=settings.target_model)
     if table is not None:
         log.info("table", contexts=table.num_contexts, answer_tokens=table.origin.num_answer_tokens)
-        by_table = TableDrafter(table, least_certainty=settings.table_certainty)
-        drafters["table"] = by_table
-        drafters["auto"] = AutoDrafter(ngram=ngram, model=by_table, min_match=settings.auto_match or _TABLE_MATCH)
+        drafters["table"] = LookupDrafter(min_match=None, table=table, least_certainty=settings.least_certainty)
+        drafters["auto"] = LookupDrafter(
+            min_match=settings.min_ngram, table=table, least_certainty=settings.least_certainty
+        )
     engine = None
     if settings.model:
         # Imported here: without a model nothing needs torch, and the service starts in half a second, in 70 MB.
@@ -72,7 +69,7 @@ async def serve() -> None:
             observer=PreparationMetrics(metrics.registry),
         )
         drafters["model" if settings.num_layers is None else "layer_skip"] = model
-        drafters["auto"] = AutoDrafter(ngram=ngram, model=model, min_match=settings.auto_match or _MODEL_MATCH)
+        drafters["auto"] = AutoDrafter(lookup=ngram, model=model, min_match=settings.auto_match)
     model_info = _model_info(None if engine is None else engine.info, table)
     metrics.describe(model_info, threads=settings.threads, drafters=tuple(drafters))
     try:

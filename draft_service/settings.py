@@ -22,8 +22,11 @@ class DraftSettings(RpcServerSettings, EngineSettings):
         "`auto`: the bundled one where target_model is `bundled`",
     )
     target_model: str = Field("", description="what the target service serves, for table `auto`")
-    table_certainty: float = Field(
-        0.03, ge=0.0, le=1.0, description="how likely a guess from the table must be, with those before it"
+    least_certainty: float = Field(
+        0.1,
+        ge=0.0,
+        le=1.0,
+        description="how likely to stand a looked-up guess must be, with those before it; the gateway may say",
     )
     num_layers: int | None = Field(None, ge=1, description="keep only the model's first layers")
     max_draft_tokens: int = Field(16, ge=1, le=64, description="most tokens drafted in a round")
@@ -35,14 +38,7 @@ class DraftSettings(RpcServerSettings, EngineSettings):
         description="outcomes of a verification for which the model prepares the next draft meanwhile; 0: none, for a "
         "draft that shares its device with the target",
     )
-    min_ngram: int = Field(1, ge=1, le=64, description="shortest repeated suffix that the n-gram drafter continues")
-    tokens_per_match: int = Field(
-        2, ge=1, le=64, description="tokens that the n-gram drafter drafts for each token of the repeated suffix"
-    )
-    auto_match: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        description="shortest repeated suffix that `auto` leaves to the n-gram drafter; empty: 4 where a model drafts "
-        "else, 2 where the table does",
+    min_ngram: int = Field(1, ge=1, le=64, description="shortest repeated suffix that n-grams continue")
+    auto_match: int = Field(
+        4, ge=1, le=64, description="shortest repeated suffix that `auto` continues where a model would draft else"
     )

@@ -42,6 +42,23 @@ class SuffixAutomaton:
     def match(self) -> Match:
         return self._match
 
+    @property
+    def match_state(self) -> int:
+        """The state of the match."""
+        return max(_ROOT, self._link[self._whole])
+
+    def step(self, state: int, length: int, token_id: int) -> tuple[int, int]:
+        """From a suffix of `length` tokens in `state` to the longest one that ends with `token_id`, and its length."""
+        while state != _ROOT and token_id not in self._edges[state]:
+            state = self._link[state]
+            length = self._length[state]
+        follower = self._edges[state].get(token_id, _ROOT)
+        return follower, length + 1 if follower != _ROOT else 0
+
+    def end_of(self, state: int) -> int:
+        """Where a place ends at which the state's substrings stand."""
+        return self._end[state]
+
     def extend(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             self._append(token_id)
@@ -102,3 +119,38 @@ class SuffixAutomaton:
         self._end.append(end)
         self._link.append(link)
         return len(self._edges) - 1
+
+
+class Reader:
+    """How the text would go on, token by token, without appending to it.
+
+    Follows the occurrence that the text's match is of, as long as what is appended follows it, too; then the longest
+    match of what there is then. A match that overlaps the text's end goes on periodically, as the text did.
+    """
+
+    def __init__(self, text: SuffixAutomaton) -> None:
+        self._text = text
+        self._appended: list[int] = []
+        self._length, self._end = text.match.length, text.match.end
+        self._state, self._state_length = text.match_state, text.match.length
+
+    @property
+    def match_length(self) -> int:
+        return self._length
+
+    @property
+    def next(self) -> int | None:
+        """The token that followed the match; None where nothing matches."""
+        if self._length == 0:
+            return None
+        behind = self._end - len(self._text.tokens)
+        return self._text.tokens[self._end] if behind < 0 else self._appended[behind]
+
+    def append(self, token_id: int) -> None:
+        follows = self.next == token_id
+        self._state, self._state_length = self._text.step(self._state, self._state_length, token_id)
+        self._appended.append(token_id)
+        if follows:
+            self._length, self._end = self._length + 1, self._end + 1
+        else:
+            self._length, self._end = self._state_length, self._text.end_of(self._state)

@@ -28,6 +28,15 @@ class Target(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DraftWish:
+    """How far to draft: at most `num_draft_tokens`, and none that is, with those before it, less likely to stand than
+    `least_certainty`, as far as the drafter can tell. None: as it thinks best."""
+
+    num_draft_tokens: int
+    least_certainty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """A draft, or the reason why there is none (then `draft` is empty)."""
 
@@ -42,8 +51,8 @@ class Proposal:
 class DraftSession(Protocol):
     """One text at a draft. It never fails a request: whatever goes wrong is a Proposal without a draft."""
 
-    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
-        """Up to `num_draft_tokens` guesses at what follows `token_ids`."""
+    async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> Proposal:
+        """Guesses at what follows `token_ids`, no more than `wish` says."""
 
     def close(self) -> None:
         """End the stream. Never blocks, never raises, may be called twice."""

@@ -11,6 +11,11 @@ n drafted tokens at the present load (the target foretells it),
 where `draft` is the drafter's time for a token and `wait` the round trip to it. k = 0 costs t(0) alone. The k with the
 largest E(k) / C(k) is chosen. All of it depends on rounds that are over, never on the draws of the one to come, so the
 law of the output is untouched.
+
+That is k on average. How likely this very draft is to stand, its drafter knows better, so it is told the price of a
+token: one more takes t(1) - t(0) + draft, in which plain decoding or the best k would have brought that many tokens
+elsewhere. A token whose draft is less likely to stand than this is not worth its time. (Of a fraction E / C the best k
+and the price are one thing: E(k) - rate * C(k) is largest, Dinkelbach 1967.)
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gateway.backends import DraftWish
 from gateway.speculate import Round, SpeculationPlan
 from tandem.types import DraftlessReason
 
@@ -122,14 +128,14 @@ def best_length(
     token_seconds: float,
     wait_seconds: float,
     num_sequences: int,
-) -> int:
-    """The k from 0 to len(accepted) with the most tokens a second; see this module's formula.
+) -> tuple[int, float]:
+    """The k from 0 to len(accepted) with the most tokens a second, and these; see this module's formula.
 
     `round_seconds[n]` are t(0), t(1), ...; between and beyond them t is a straight line. There must be two at least.
     `num_sequences` share the target's forward.
     """
-    least_gain = 1.0 + _LEAST_GAIN + _LEAST_GAIN_PER_OTHER * (num_sequences - 1)
-    best, best_rate = 0, least_gain / round_seconds[0]
+    plain_rate = 1.0 / round_seconds[0]
+    best, best_rate = 0, plain_rate * (1.0 + _LEAST_GAIN + _LEAST_GAIN_PER_OTHER * (num_sequences - 1))
     expected, num_drafted = 1.0, 0.0
     for k, (s, d) in enumerate(zip(accepted, drafted, strict=True), start=1):
         expected += s
@@ -137,7 +143,14 @@ def best_length(
         cost = _at(round_seconds, num_drafted) + num_drafted * token_seconds + wait_seconds
         if expected / cost > best_rate:
             best, best_rate = k, expected / cost
-    return best
+    return best, best_rate if best else plain_rate
+
+
+def price(*, round_seconds: Sequence[float], token_seconds: float, tokens_per_second: float) -> float:
+    """How many tokens one drafted token costs, from 0 to 1, at a rate of `tokens_per_second`."""
+    last = len(round_seconds) - 1
+    seconds = (round_seconds[last] - round_seconds[0]) / last + token_seconds
+    return min(1.0, max(0.0, seconds * tokens_per_second))
 
 
 def _at(round_seconds: Sequence[float], num_drafted: float) -> float:
@@ -154,11 +167,11 @@ class AutoLength:
         self._own = Counts(most)
         self._round_seconds: tuple[float, ...] = ()
         self._num_sequences = 1
-        self._asked = 0
+        self._asked = DraftWish(0)
         self._rounds_without = 0
         self._probe_after = _FIRST_PROBE
 
-    def next(self) -> int:
+    def next(self) -> DraftWish:
         self._asked = self._choose()
         return self._asked
 
@@ -166,14 +179,14 @@ class AutoLength:
         self._round_seconds = outcome.verify_times.round_seconds
         self._num_sequences = outcome.verify_times.num_sequences
         if outcome.num_drafted or outcome.draftless_reason is DraftlessReason.EMPTY:
-            self._own.add(self._asked, outcome.num_drafted, outcome.num_accepted, decay=_OWN_DECAY)
-            self._shared.add(self._asked, outcome)
+            self._own.add(self._asked.num_draft_tokens, outcome.num_drafted, outcome.num_accepted, decay=_OWN_DECAY)
+            self._shared.add(self._asked.num_draft_tokens, outcome)
 
-    def _choose(self) -> int:
+    def _choose(self) -> DraftWish:
         if len(self._round_seconds) < 2:
-            return min(_UNTIL_KNOWN, self._own.most)  # this target does not foretell its times
+            return DraftWish(min(_UNTIL_KNOWN, self._own.most))  # this target does not foretell its times
         accepted, drafted = estimate(self._own, self._shared.counts)
-        k = best_length(
+        k, tokens_per_second = best_length(
             accepted=accepted,
             drafted=drafted,
             round_seconds=self._round_seconds,
@@ -181,14 +194,19 @@ class AutoLength:
             wait_seconds=self._shared.wait_seconds,
             num_sequences=self._num_sequences,
         )
+        least_certainty = price(
+            round_seconds=self._round_seconds,
+            token_seconds=self._shared.token_seconds,
+            tokens_per_second=tokens_per_second,
+        )
         if k > 0:
             self._rounds_without, self._probe_after = 0, _FIRST_PROBE
-            return k
+            return DraftWish(k, least_certainty)
         self._rounds_without += 1
         if self._rounds_without < self._probe_after:
-            return 0
+            return DraftWish(0)
         self._rounds_without, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
-        return min(_PROBE_LENGTH, self._own.most)
+        return DraftWish(min(_PROBE_LENGTH, self._own.most), least_certainty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +215,8 @@ class FixedLength:
 
     num_draft_tokens: int
 
-    def next(self) -> int:
-        return self.num_draft_tokens
+    def next(self) -> DraftWish:
+        return DraftWish(self.num_draft_tokens)
 
     def learn(self, outcome: Round) -> None:
         """Nothing: the request has decided."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.backends import Proposal
+from gateway.backends import DraftWish, Proposal
 from gateway.grpc_streams import Patience, SessionStream
 from gateway.peer_text import Change, PeerText
 from gateway.peers import Peer, best
@@ -180,14 +180,14 @@ class GrpcDraftSession:
         peer = self._able_peer()
         self._link = None if peer is None else self._opened(peer, start.token_ids)
 
-    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
+    async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> Proposal:
         if self._link is None:
             self._link = self._joined(token_ids)
         if self._link is None:
             return Proposal(NO_DRAFT, DraftlessReason.DOWN)
         began = time.perf_counter()
         try:
-            response = await self._link.propose(token_ids, num_draft_tokens)
+            response = await self._link.propose(token_ids, wish)
         except TandemError as error:
             reason = self._failed(self._link, error)
             self._link = None
@@ -238,7 +238,7 @@ class GrpcDraftSession:
     async def _join(self, peer: Peer[DraftInfo], token_ids: Sequence[int]) -> _DraftLink | None:
         link = self._opened(peer, token_ids)
         try:
-            await link.propose(token_ids, 1)
+            await link.propose(token_ids, DraftWish(1))
         except TandemError as error:
             self._failed(link, error)
             return None
@@ -281,13 +281,16 @@ class _DraftLink:
         self._stream = SessionStream(call, opening, peer=f"draft {peer.address}")
         peer.begin_session()
 
-    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> draft_pb2.ProposeResponse:
+    async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> draft_pb2.ProposeResponse:
         """Raises TandemError; the link is then of no more use."""
+        num_draft_tokens = wish.num_draft_tokens
         if self.peer.info is not None:
             num_draft_tokens = min(num_draft_tokens, self.peer.info.max_draft_tokens)
         advance = _advance(self._text.change_to(token_ids))
         request = draft_pb2.ProposeRequest(
-            round=draft_pb2.ProposeRound(advance=advance, num_draft_tokens=num_draft_tokens)
+            round=draft_pb2.ProposeRound(
+                advance=advance, num_draft_tokens=num_draft_tokens, least_certainty=wish.least_certainty
+            )
         )
         if self._is_first:
             pace, units, most_seconds = self.peer.first_rounds, len(token_ids), self._deadlines.draft_first_seconds

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gateway.backends import Drafts, DraftSession, Proposal, Target
+from gateway.backends import Drafts, DraftSession, DraftWish, Proposal, Target
 from tandem.types import (
     NO_DRAFT,
     Draft,
@@ -67,8 +67,8 @@ class Round:
 class DraftLength(Protocol):
     """How many tokens to draft, round by round (gateway/draft_length.py)."""
 
-    def next(self) -> int:
-        """For the round to come; 0: none."""
+    def next(self) -> DraftWish:
+        """For the round to come; of 0 tokens: none."""
 
     def learn(self, outcome: Round) -> None:
         """A round is over."""
@@ -108,19 +108,17 @@ async def speculate(
             proposer.close()
 
 
-async def _propose(
-    proposer: DraftSession | None, token_ids: list[int], num_draft_tokens: int, *, most: int
-) -> Proposal:
-    """At most `num_draft_tokens` guesses. The verify adds one token itself, for which `most` leaves room."""
+async def _propose(proposer: DraftSession | None, token_ids: list[int], wish: DraftWish, *, most: int) -> Proposal:
+    """At most `most` guesses: the verify adds one token itself, for which that leaves room."""
     if proposer is None:
         return Proposal(NO_DRAFT, DraftlessReason.OFF)
-    if num_draft_tokens == 0:
+    if wish.num_draft_tokens == 0:
         return Proposal(NO_DRAFT, DraftlessReason.UNPROFITABLE)
     if most == 0:
         return Proposal(NO_DRAFT, DraftlessReason.LIMIT)
-    num_draft_tokens = min(num_draft_tokens, most)
-    proposal = await proposer.propose(token_ids, num_draft_tokens)
-    if len(proposal.draft.token_ids) > num_draft_tokens:  # it would overshoot the limit, or the target's context
+    wish = replace(wish, num_draft_tokens=min(wish.num_draft_tokens, most))
+    proposal = await proposer.propose(token_ids, wish)
+    if len(proposal.draft.token_ids) > wish.num_draft_tokens:  # it would overshoot the limit, or the target's context
         return replace(proposal, draft=NO_DRAFT, reason=DraftlessReason.MALFORMED)
     if not proposal.draft.token_ids and proposal.reason is None:
         return replace(proposal, reason=DraftlessReason.EMPTY)

@@ -35,7 +35,7 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from gateway.backends import Proposal
+from gateway.backends import DraftWish, Proposal
 from gateway.detokenize import byte_level_alphabet
 from gateway.served import Readiness, ServedModel
 from gateway.tokenizer import Tokenizer
@@ -229,8 +229,8 @@ class _DraftSession:
         self._script = drafts.script(start)
         self._open = True
 
-    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
-        drafts = self._drafts
+    async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> Proposal:
+        drafts, num_draft_tokens = self._drafts, wish.num_draft_tokens
         drafts.asked.append(num_draft_tokens)
         await asyncio.sleep(0)
         if drafts.down is not None:

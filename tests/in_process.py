@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession
-from gateway.backends import Proposal, Target
+from gateway.backends import DraftWish, Proposal, Target
 from gateway.draft_length import FixedLength
 from gateway.peer_text import Change, PeerText
 from gateway.speculate import Round, SpeculationPlan, speculate
@@ -83,11 +83,12 @@ class _DraftSession:
         self._drafter = drafter
         self._link: _DraftLink | None = self._opened(start.token_ids)
 
-    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Proposal:
+    async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> Proposal:
         if self._link is None:
             self._link = self._opened(token_ids)
         try:
-            drafted = await self._link.propose(token_ids, min(num_draft_tokens, self._drafts.max_draft_tokens))
+            most = min(wish.num_draft_tokens, self._drafts.max_draft_tokens)
+            drafted = await self._link.propose(token_ids, replace(wish, num_draft_tokens=most))
         except TandemError as error:
             self.close()
             down = isinstance(error, Unavailable)
@@ -112,9 +113,11 @@ class _DraftLink:
     session: DrafterSession
     text: PeerText
 
-    async def propose(self, token_ids: Sequence[int], num_draft_tokens: int) -> Drafted:
+    async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> Drafted:
         change = _wired_change(self.text.change_to(token_ids))
-        drafted = await self.session.propose(change.keep_length, change.new_tokens, num_draft_tokens)
+        drafted = await self.session.propose(
+            change.keep_length, change.new_tokens, wish.num_draft_tokens, least_certainty=wish.least_certainty
+        )
         draft = codec.draft_from_pb(codec.draft_to_pb(drafted.draft))
         self.text.guess(draft.token_ids)
         return replace(drafted, draft=draft)
@@ -268,7 +271,14 @@ class _FunctionSession:
     def length(self) -> int:
         return len(self._tokens)
 
-    async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
+    async def propose(
+        self,
+        keep_length: int,
+        new_tokens: Sequence[int],
+        num_draft_tokens: int,
+        *,
+        least_certainty: float | None = None,
+    ) -> Drafted:
         if keep_length > len(self._tokens):
             raise OutOfStep("more to keep than there is")
         self._tokens[keep_length:] = new_tokens

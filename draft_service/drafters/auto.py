@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from draft_service.drafters.base import Drafted, Follower, FollowerSession
-from draft_service.drafters.ngram import NgramDrafter, NgramSession
+from draft_service.drafters.lookup import LookupDrafter, LookupSession
 from tandem.types import SessionStart
 
 
@@ -16,25 +16,25 @@ class AutoDrafter:
     Which of the two drafts depends on the text so far alone, so each round is as exact as the one that drafts it.
     """
 
-    def __init__(self, *, ngram: NgramDrafter, model: Follower, min_match: int) -> None:
+    def __init__(self, *, lookup: LookupDrafter, model: Follower, min_match: int) -> None:
         if min_match < 1:
             raise ValueError(f"min_match must be at least 1, got {min_match}")
-        self._ngram = ngram
+        self._lookup = lookup
         self._model = model
         self._min_match = min_match
 
     def open(self, start: SessionStart) -> AutoSession:
         return AutoSession(
-            self._ngram.open(start), self._model.open(start), length=len(start.token_ids), min_match=self._min_match
+            self._lookup.open(start), self._model.open(start), length=len(start.token_ids), min_match=self._min_match
         )
 
 
 class AutoSession:
-    """The n-gram session has the text. The model's looks on while n-grams draft, to be ready when its turn comes, or is
-    told then what it missed."""
+    """The lookup's session has the text. The model's looks on while that one drafts, to be ready when its turn comes,
+    or is told then what it missed."""
 
-    def __init__(self, ngram: NgramSession, model: FollowerSession, *, length: int, min_match: int) -> None:
-        self._ngram = ngram
+    def __init__(self, lookup: LookupSession, model: FollowerSession, *, length: int, min_match: int) -> None:
+        self._lookup = lookup
         self._model = model
         self._min_match = min_match
         self._shared = length  # the model's session has the text's first so many tokens
@@ -42,39 +42,45 @@ class AutoSession:
 
     @property
     def length(self) -> int:
-        return self._ngram.length
+        return self._lookup.length
 
-    async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
-        self._ngram.advance(keep_length, new_tokens)
+    async def propose(
+        self,
+        keep_length: int,
+        new_tokens: Sequence[int],
+        num_draft_tokens: int,
+        *,
+        least_certainty: float | None = None,
+    ) -> Drafted:
+        self._lookup.advance(keep_length, new_tokens)
         if keep_length < self._shared:  # only a repeated message: whatever was guessed behind it is void
             self._shared, self._model_guessed = keep_length, ()
-        continuation = self._ngram.continuation(num_draft_tokens)
-        drafted = Drafted(continuation)
-        if self._ngram.match_length < self._min_match or not continuation.token_ids:
-            drafted = await self._ask_model(num_draft_tokens)
-            if not drafted.draft.token_ids:  # the model's context is at its end: a short match is better than nothing
-                drafted = replace(drafted, draft=continuation)
-        else:
-            self._show_model(continuation.token_ids, num_draft_tokens)
-        self._ngram.guess(drafted.draft.token_ids)
+        found = self._lookup.guess(num_draft_tokens, least_certainty=least_certainty)
+        if self._lookup.match_length >= self._min_match and found.token_ids:
+            self._show_model(found.token_ids, num_draft_tokens)
+            return Drafted(found)
+        drafted = await self._ask_model(num_draft_tokens)
+        if not drafted.draft.token_ids:  # the model's context is at its end: a short match is better than nothing
+            return replace(drafted, draft=found)
+        self._lookup.show(drafted.draft.token_ids)
         return drafted
 
     def close(self) -> None:
-        self._ngram.close()
+        self._lookup.close()
         self._model.close()
 
     async def _ask_model(self, num_draft_tokens: int) -> Drafted:
         drafted = await self._model.propose(*self._missed(), num_draft_tokens)
-        self._shared, self._model_guessed = len(self._ngram.tokens), drafted.draft.token_ids
+        self._shared, self._model_guessed = len(self._lookup.tokens), drafted.draft.token_ids
         return drafted
 
     def _show_model(self, guesses: tuple[int, ...], num_draft_tokens: int) -> None:
         if self._model.follow(*self._missed(), guesses, num_draft_tokens):
-            self._shared, self._model_guessed = len(self._ngram.tokens), guesses
+            self._shared, self._model_guessed = len(self._lookup.tokens), guesses
 
     def _missed(self) -> tuple[int, tuple[int, ...]]:
         """How many tokens the model's session keeps, and the text's tokens behind them."""
-        missed = tuple(self._ngram.tokens[self._shared :])
+        missed = tuple(self._lookup.tokens[self._shared :])
         stand = 0
         while stand < min(len(missed), len(self._model_guessed)) and missed[stand] == self._model_guessed[stand]:
             stand += 1

@@ -28,10 +28,19 @@ class DrafterSession(Protocol):
     def length(self) -> int:
         """Tokens the session holds, drafted ones included."""
 
-    async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
+    async def propose(
+        self,
+        keep_length: int,
+        new_tokens: Sequence[int],
+        num_draft_tokens: int,
+        *,
+        least_certainty: float | None = None,
+    ) -> Drafted:
         """Keep `keep_length` tokens, append `new_tokens`, then guess at most `num_draft_tokens` that follow.
 
-        Raises OutOfStep when the session holds fewer than `keep_length` tokens.
+        A guess that is, with those before it, less likely to stand than `least_certainty` is not worth its time; a
+        drafter that can tell leaves it out. None: as the drafter thinks best. Raises OutOfStep when the session holds
+        fewer than `keep_length` tokens.
         """
 
     def close(self) -> None:

@@ -82,7 +82,16 @@ class ModelDrafterSession:
     def length(self) -> int:
         return self._length
 
-    async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
+    async def propose(
+        self,
+        keep_length: int,
+        new_tokens: Sequence[int],
+        num_draft_tokens: int,
+        *,
+        least_certainty: float | None = None,
+    ) -> Drafted:
+        # How far a model drafts is the gateway's choice of k: what it draws cannot be left out for being unlikely, or
+        # what is left would follow another law than the one sent.
         if self._prefill is not None:
             prefill, self._prefill = self._prefill, None
             await prefill

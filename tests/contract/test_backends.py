@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
-from gateway.backends import Drafts, Target
+from gateway.backends import Drafts, DraftWish, Target
 from gateway.draft_length import FixedLength
 from gateway.fleet import Fleet
 from gateway.speculate import SpeculationPlan, speculate
@@ -25,6 +26,7 @@ from tandem.types import (
     NO_DRAFT,
     Draft,
     DraftInfo,
+    DraftlessReason,
     SamplingParams,
     SessionStart,
     TargetInfo,
@@ -74,9 +76,12 @@ async def real() -> AsyncIterator[Pair]:
         )
         drafts = DraftServicer(
             info=DraftInfo(
-                model=INFO, drafters=("model",), default_drafter="model", max_draft_tokens=16, max_sessions=8
+                model=INFO, drafters=("model", "ngram"), default_drafter="model", max_draft_tokens=16, max_sessions=8
             ),
-            drafters={"model": ModelDrafter(draft_worker, law_size=50, prepared_branches=4)},
+            drafters={
+                "model": ModelDrafter(draft_worker, law_size=50, prepared_branches=4),
+                "ngram": LookupDrafter(least_certainty=0.0),
+            },
             slots=SessionSlots(max_sessions=8, metrics=ServiceMetrics()),
         )
         servers = [grpc.aio.server(), grpc.aio.server()]
@@ -152,7 +157,7 @@ async def test_a_draft_never_exceeds_what_was_asked_for_and_follows_the_text(pai
     text = list(PROMPT)
     for num_draft_tokens in (1, 4, 2, 3):
         text.append(pair.answer[len(text) - 3])
-        proposal = await session.propose(text, num_draft_tokens)
+        proposal = await session.propose(text, DraftWish(num_draft_tokens))
         assert proposal.reason is None
         assert 1 <= len(proposal.draft.token_ids) <= num_draft_tokens
     session.close()
@@ -164,7 +169,7 @@ async def test_a_draft_that_was_prepared_says_so(pair: Pair) -> None:
     text = [*PROMPT, pair.answer[0]]
     seen = []
     for _ in range(20):
-        proposal = await session.propose(text, 1)
+        proposal = await session.propose(text, DraftWish(1))
         seen.append(proposal.prepared)
         text += proposal.draft.token_ids
         # All accepted, and then the draft's own next token: at temperature 0 the likeliest outcome.
@@ -173,6 +178,29 @@ async def test_a_draft_that_was_prepared_says_so(pair: Pair) -> None:
     session.close()
     assert not seen[0]
     assert any(seen) == (pair.draft_says is not None)
+
+
+async def test_the_price_of_a_token_reaches_the_drafter() -> None:
+    """After 5 the text said 6, 7, 5. How sure that is, nobody knows yet: 0.26, then 0.55, then 0.62."""
+    async with real() as pair:
+        text = [5, 6, 7, 5]
+        session = pair.drafts.open(replace(_start(), token_ids=tuple(text)), drafter="ngram")
+        drafted = []
+        for least_certainty in (None, 0.0, 0.1, 0.2, 0.9):
+            proposal = await session.propose(text, DraftWish(3, least_certainty))
+            drafted.append(proposal.draft.token_ids)
+        session.close()
+        assert [len(one) for one in drafted] == [3, 3, 2, 1, 0]
+        assert drafted[0] == (6, 7, 5)
+
+
+@pytest.mark.parametrize("least_certainty", [-0.1, 1.5, float("nan")])
+async def test_a_price_that_makes_no_sense_is_refused(least_certainty: float) -> None:
+    async with real() as pair:
+        session = pair.drafts.open(_start(), drafter="ngram")
+        proposal = await session.propose(PROMPT, DraftWish(3, least_certainty))
+        session.close()
+        assert proposal.reason is DraftlessReason.ERROR
 
 
 async def test_closing_frees_the_session_and_may_be_repeated(pair: Pair) -> None:

@@ -22,8 +22,8 @@ import torch
 
 import target_service.verifier
 from draft_service.drafters.base import Drafter
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
 from tandem.engine import rejection
 from tandem.engine.draft_law import SparseLaw
 from tandem.engine.outcome import Outcome, origin_of
@@ -125,7 +125,7 @@ async def _sample(params: SamplingParams, *, drafter: str, k: int, rule: Rejecti
         worker = stack.enter_context(working_on(ToyRunner(TARGET, num_blocks=1024), max_step_tokens=256))
         target = InProcessTarget(Verifier(worker, rejection_rule=rule))
         drafters: dict[str, Drafter] = {
-            "ngram": NgramDrafter(min_ngram=1, tokens_per_match=2),
+            "ngram": LookupDrafter(least_certainty=0.0),
             "stubborn": FunctionDrafter(_own_text),
         }
         if drafter in MODELS:

@@ -18,8 +18,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from draft_service.drafters.base import Drafter
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
 from tandem.engine.torch_runner import TorchRunner
 from tandem.types import SamplingParams, SessionStart, TokenLogprob, Verification
 from target_service.verifier import Verifier
@@ -123,7 +123,7 @@ async def test_g1_g5_logprobs_with_speculation_are_plain_decodings_and_the_raw_m
         assert len({round(one.logprob, 3) for one in plain.logprobs}) > 5, "not all alike"
         drafters: dict[str, Drafter] = {
             "model": ModelDrafter(draft, law_size=50),
-            "ngram": NgramDrafter(min_ngram=1, tokens_per_match=2),
+            "ngram": LookupDrafter(least_certainty=0.0),
             **adversaries({"text": text}, vocab_size=VOCAB_SIZE),
         }
         drafts = InProcessDrafts(drafters, vocab_size=VOCAB_SIZE)

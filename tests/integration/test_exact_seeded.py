@@ -31,8 +31,8 @@ from transformers import LlamaForCausalLM
 import target_service.verifier
 from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
 from tandem.engine.coupled import choose
 from tandem.engine.outcome import Outcome, origin_of
 from tandem.engine.runner import ModelRunner
@@ -128,15 +128,15 @@ async def pair_of(
     first of these, one of each that takes turns with n-grams. Nothing may leak."""
     with ExitStack() as stack:
         workers = [stack.enter_context(working_on(target, max_step_tokens=max_step_tokens))]
-        drafters: dict[str, Drafter] = {"ngram": NgramDrafter(min_ngram=1, tokens_per_match=2)}
+        drafters: dict[str, Drafter] = {"ngram": LookupDrafter(least_certainty=0.0)}
         for name, runner in drafts.items():
             workers.append(stack.enter_context(working_on(runner, max_step_tokens=max_step_tokens)))
             for prefix, branches in (("", 0), ("prepared ", 5)):
                 model = ModelDrafter(workers[-1], law_size=50, prepared_branches=branches)
                 drafters[prefix + name] = model
-                ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
+                ngram = LookupDrafter(least_certainty=0.0)
                 # Matches of two tokens are long in these texts.
-                drafters.setdefault(f"{prefix}auto", AutoDrafter(ngram=ngram, model=model, min_match=2))
+                drafters.setdefault(f"{prefix}auto", AutoDrafter(lookup=ngram, model=model, min_match=2))
         yield InProcessTarget(Verifier(workers[0])), InProcessDrafts(drafters, vocab_size=target.vocab_size)
         for worker in workers:
             await assert_nothing_held(worker)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from draft_service.drafters.auto import AutoDrafter, AutoSession
 from draft_service.drafters.base import Drafted
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
 from tandem.errors import OutOfStep
 from tandem.types import Draft, SamplingParams, ServiceTimes, SessionStart
 from tests.toy_models import ToyModel, ToyRunner, held_blocks, working
@@ -44,7 +44,14 @@ class CountingDrafter:
     def length(self) -> int:
         return len(self.tokens)
 
-    async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
+    async def propose(
+        self,
+        keep_length: int,
+        new_tokens: Sequence[int],
+        num_draft_tokens: int,
+        *,
+        least_certainty: float | None = None,
+    ) -> Drafted:
         if keep_length > self.length:
             raise OutOfStep("more to keep than there is")
         self.asked.append((keep_length, tuple(new_tokens)))
@@ -75,8 +82,8 @@ def start_of(tokens: Sequence[int]) -> SessionStart:
 def open_session(
     tokens: Sequence[int], model: CountingDrafter, *, min_match: int = 2, min_ngram: int = 1
 ) -> AutoSession:
-    ngram = NgramDrafter(min_ngram=min_ngram, tokens_per_match=2)
-    return AutoDrafter(ngram=ngram, model=model, min_match=min_match).open(start_of(tokens))
+    ngram = LookupDrafter(min_match=min_ngram, least_certainty=0.0)
+    return AutoDrafter(lookup=ngram, model=model, min_match=min_match).open(start_of(tokens))
 
 
 async def drafts(session: AutoSession, keep_length: int, new_tokens: Sequence[int], num_tokens: int) -> list[int]:
@@ -186,8 +193,8 @@ async def test_a_real_model_goes_on_where_the_n_grams_left_off_and_recomputes_no
     prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3]
     with working(runner) as worker:
         model = ModelDrafter(worker, law_size=9)
-        ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
-        session = AutoDrafter(ngram=ngram, model=model, min_match=3).open(start_of(prompt))
+        ngram = LookupDrafter(least_certainty=0.0)
+        session = AutoDrafter(lookup=ngram, model=model, min_match=3).open(start_of(prompt))
         assert await drafts(session, 9, (), 3) == [4, 5, 6]
         assert await drafts(session, 12, (1,), 2) == [2, 3]  # all stood
         text = [*prompt, 4, 5, 6, 1, 8, 8]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from draft_service.drafters.base import Drafter
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
 from gateway.backends import Target, TargetSession
 from gateway.failover import FailoverReason, FailoverTarget
 from tandem.errors import (
@@ -121,7 +121,7 @@ def services() -> Iterator[Services]:
     with working(ToyRunner(TOY)) as target, working(ToyRunner(TOY.like(weight=0.8, seed=6))) as draft:
         drafters: dict[str, Drafter] = {
             "model": ModelDrafter(draft, law_size=12),
-            "ngram": NgramDrafter(min_ngram=1, tokens_per_match=2),
+            "ngram": LookupDrafter(least_certainty=0.0),
         }
         yield Services(InProcessTarget(Verifier(target)), InProcessDrafts(drafters, vocab_size=12))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draft_service.drafters.table import TableDrafter
+from draft_service.drafters.lookup import LookupDrafter
 from tandem.distill.asked import Asked
 from tandem.distill.dataset import Example
 from tandem.distill.ngrams import hits, learn
@@ -115,7 +115,7 @@ def test_a_draft_goes_on_until_it_is_too_unsure() -> None:
     )
 
     async def drafted(least_certainty: float, num_draft_tokens: int) -> tuple[int, ...]:
-        session = TableDrafter(table, least_certainty=least_certainty).open(start((1,)))
+        session = LookupDrafter(min_match=None, table=table, least_certainty=least_certainty).open(start((1,)))
         return (await session.propose(1, (), num_draft_tokens)).draft.token_ids
 
     assert asyncio.run(drafted(0.0, 9)) == (2, 3, 4, 5)
@@ -128,16 +128,29 @@ def test_a_session_follows_its_text() -> None:
     table = learn([example([1], [2, 3, 4]), example([8], [9, 7])], origin=ORIGIN)
 
     async def go() -> None:
-        session = TableDrafter(table, least_certainty=0.0).open(start((0, 1)))
+        session = LookupDrafter(min_match=None, table=table, least_certainty=0.0).open(start((0, 1)))
         assert (await session.propose(2, (), 2)).draft.token_ids == (2, 3)
         assert session.length == 4
         assert (await session.propose(3, (8,), 4)).draft.token_ids == (9, 7)  # 2 stood, 8 came in the place of 3
         assert (await session.propose(3, (8,), 4)).draft.token_ids == (9, 7)  # repeated: harmless
         with pytest.raises(OutOfStep):
             await session.propose(99, (), 1)
-        # It has looked on while another drafter guessed 9 and 5, of which 9 stood; then came 1.
-        assert session.follow(3, (8,), (9, 5), 2)
-        assert (await session.propose(5, (1,), 4)).draft.token_ids == (2, 3, 4)
         session.close()
+        assert session.length == 0
 
     asyncio.run(go())
+
+
+def test_of_text_and_table_the_likelier_one_guesses() -> None:
+    """After 1 the table says 2, quite surely; the text said 3 there. After 3 and 2 only the text knows more."""
+    table = learn([example([1], [2], [{2: 0.9}])], origin=ORIGIN)
+
+    async def drafted(*tokens: int) -> tuple[int, ...]:
+        session = LookupDrafter(table=table, least_certainty=0.0).open(start(tokens))
+        return (await session.propose(len(tokens), (), 3)).draft.token_ids
+
+    assert asyncio.run(drafted(5, 1)) == (2,)  # of a text that says nothing
+    assert asyncio.run(drafted(1, 3, 4, 1)) == (2,)  # a match of one token is less sure
+    assert asyncio.run(drafted(1, 3, 2, 7, 8, 1)) == (2, 7, 8)  # and then the text goes on from the table's word
+    longest = (*range(10, 30), 1, 3, 4, *range(10, 30), 1)  # a match of 21 tokens is surer
+    assert asyncio.run(drafted(*longest)) == (3, 4, 10)

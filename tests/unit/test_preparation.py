@@ -17,8 +17,8 @@ import torch
 
 from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafted, DrafterSession
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter, ModelDrafterSession
-from draft_service.drafters.ngram import NgramDrafter
 from draft_service.drafters.preparation import Preparation
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program, Worker
@@ -464,8 +464,8 @@ async def test_the_model_keeps_up_while_n_grams_draft_and_prepares_for_their_end
     prompt = (1, 2, 3, 4, 5, 6, 1, 2, 3)
     with working(runner) as worker, working(ToyRunner(MODEL)) as other:
         start = replace(STARTS["rejection"], token_ids=prompt, prompt_length=9)
-        ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
-        session = AutoDrafter(ngram=ngram, model=preparing(worker, ledger=ledger), min_match=3).open(start)
+        ngram = LookupDrafter(least_certainty=0.0)
+        session = AutoDrafter(lookup=ngram, model=preparing(worker, ledger=ledger), min_match=3).open(start)
         await asyncio.sleep(0)
         await until_idle(worker)  # the prefill
         first = await session.propose(9, (), 3)
@@ -488,8 +488,8 @@ async def test_a_short_context_of_the_models_does_not_stop_the_n_grams() -> None
     prompt = (1, 2, 3, 4, 5, 6, 1, 2, 3)
     with working(runner) as worker:
         start = replace(STARTS["greedy"], token_ids=prompt, prompt_length=9)
-        ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
-        session = AutoDrafter(ngram=ngram, model=preparing(worker), min_match=3).open(start)
+        ngram = LookupDrafter(least_certainty=0.0)
+        session = AutoDrafter(lookup=ngram, model=preparing(worker), min_match=3).open(start)
         for length in range(9, 20, 2):
             token_ids = (await session.propose(length, (), 2)).draft.token_ids
             assert len(token_ids) == 2

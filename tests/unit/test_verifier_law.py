@@ -22,8 +22,8 @@ import torch
 
 from draft_service.drafters.auto import AutoDrafter, AutoSession
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession
+from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.ngram import NgramDrafter
 from gateway.peer_text import PeerText
 from tandem.engine.block_pool import BlockPool
 from tandem.engine.draft_law import SparseLaw, pack
@@ -217,11 +217,13 @@ async def test_prepared_drafts_follow_plain_decodings_law(num_branches: int) -> 
     assert 30 < prepared < drafted // k - 50
 
 
-async def test_n_gram_drafts_follow_plain_decodings_law() -> None:
-    """The same, with deterministic drafts found in the text itself."""
+@pytest.mark.parametrize("least_certainty", [0.0, 0.4])
+async def test_n_gram_drafts_follow_plain_decodings_law(least_certainty: float) -> None:
+    """The same, with deterministic drafts found in the text itself; and where it depends on what became of earlier
+    ones how long they are."""
     begin = start((0, 1, 2, 0, 1, 3, 0, 2, 1, 2, 3, 0, 1), params=SamplingParams(temperature=1.2))
     with working(ToyRunner(TARGET)) as worker:
-        drafter = NgramDrafter(min_ngram=1, tokens_per_match=2)
+        drafter = LookupDrafter(least_certainty=least_certainty)
         counts, total = await write_many(begin, verifier=Verifier(worker), drafter=drafter, k=3)
         await assert_nothing_held(worker)
     assert misfit(counts, exact_law(begin)) > FALSE_ALARM
@@ -234,8 +236,15 @@ async def test_auto_drafts_follow_plain_decodings_law() -> None:
     used = {True: 0, False: 0}
 
     class Watched(AutoSession):
-        async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
-            drafted = await super().propose(keep_length, new_tokens, num_draft_tokens)
+        async def propose(
+            self,
+            keep_length: int,
+            new_tokens: Sequence[int],
+            num_draft_tokens: int,
+            *,
+            least_certainty: float | None = None,
+        ) -> Drafted:
+            drafted = await super().propose(keep_length, new_tokens, num_draft_tokens, least_certainty=least_certainty)
             used[drafted.draft.law is None] += 1
             return drafted
 
@@ -245,8 +254,8 @@ async def test_auto_drafts_follow_plain_decodings_law() -> None:
 
     with working(ToyRunner(TARGET)) as target_worker, working(ToyRunner(DRAFT)) as draft_worker:
         model = ModelDrafter(draft_worker, law_size=VOCAB)
-        ngram = NgramDrafter(min_ngram=1, tokens_per_match=2)
-        drafter = Watching(ngram=ngram, model=model, min_match=2)
+        ngram = LookupDrafter(least_certainty=0.0)
+        drafter = Watching(lookup=ngram, model=model, min_match=2)
         counts, total = await write_many(begin, verifier=Verifier(target_worker), drafter=drafter, k=1)
         await assert_nothing_held(target_worker, draft_worker)
     assert misfit(counts, exact_law(begin)) > FALSE_ALARM
@@ -343,7 +352,14 @@ class AdversarySession:
     def length(self) -> int:
         return len(self._tokens)
 
-    async def propose(self, keep_length: int, new_tokens: Sequence[int], num_draft_tokens: int) -> Drafted:
+    async def propose(
+        self,
+        keep_length: int,
+        new_tokens: Sequence[int],
+        num_draft_tokens: int,
+        *,
+        least_certainty: float | None = None,
+    ) -> Drafted:
         self._tokens = [*self._tokens[:keep_length], *new_tokens]
         size = int(self._numbers.integers(0, 3 * num_draft_tokens))
         right = TARGET.greedy(self._tokens, int(self._numbers.integers(0, size + 1)))

@@ -1,4 +1,4 @@
-"""The replay of answers through the n-gram drafter, by hand."""
+"""The replay of answers through a drafter that looks up, by hand."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ngram_replay import Answer, Tally, match_table, read_answers, replay, runs_by_match, settings_table
-from draft_service.drafters.ngram import NgramDrafter
+from benchmarks.lookup_replay import Answer, Tally, match_table, read_answers, replay, runs_by_match, settings_table
+from draft_service.drafters.lookup import LookupDrafter
 
 # The first answer token comes without a draft; then 3 is found behind 1, 2, and what follows the answer's 9 is not.
 ANSWER = Answer(prompt_ids=(1, 2, 3, 4, 5, 6, 1), answer_ids=(2, 3, 4, 9, 8))
 
 
-def tally_of(*, num_draft_tokens: int, tokens_per_match: int) -> Tally:
+def tally_of(*, num_draft_tokens: int) -> Tally:
     tally = Tally()
-    drafter = NgramDrafter(min_ngram=1, tokens_per_match=tokens_per_match)
-    replay(ANSWER, drafter, num_draft_tokens=num_draft_tokens, tally=tally)
+    replay(ANSWER, LookupDrafter(least_certainty=0.0), num_draft_tokens=num_draft_tokens, tally=tally)
     return tally
 
 
 def test_a_round_gives_what_was_right_and_one_token_more() -> None:
     # Draft 3 4 5: two are right, 9 comes instead of the third. Then one token is left, and nothing to draft.
-    assert tally_of(num_draft_tokens=8, tokens_per_match=2) == Tally(tokens=4, calls=2, drafted=3, accepted=2)
+    assert tally_of(num_draft_tokens=8) == Tally(tokens=4, calls=2, drafted=3, accepted=2)
     # Draft 3, and 4 comes with it. Draft 5, and 9 comes instead. Then one token is left.
-    assert tally_of(num_draft_tokens=1, tokens_per_match=2) == Tally(tokens=4, calls=3, drafted=2, accepted=1)
+    assert tally_of(num_draft_tokens=1) == Tally(tokens=4, calls=3, drafted=2, accepted=1)
 
 
 def test_the_speedup_counts_drafted_tokens_at_their_cost() -> None:
@@ -38,7 +37,7 @@ def test_runs_are_told_by_the_length_of_the_match() -> None:
 
 
 def test_tables_have_a_line_for_each_setting_and_each_match() -> None:
-    assert len(list(settings_table([ANSWER], token_cost=0.045))) == 1 + 3 * 3 * 4
+    assert len(list(settings_table([ANSWER], table=None, token_cost=0.045))) == 1 + 3 * 3 * 5
     assert len(list(match_table([ANSWER], token_cost=0.045))) == 1 + 4
 
 

@@ -1,6 +1,6 @@
-"""Which n-gram settings pay: answers that were given once, replayed through the drafter without a model.
+"""What looked-up drafts bring: answers that were given once, replayed through the drafter without a model.
 
-    python -m benchmarks.ngram_replay answers.jsonl [more.jsonl ...] [--token-cost 0.045]
+    python -m benchmarks.lookup_replay answers.jsonl [more.jsonl ...] [--table bundled] [--token-cost 0.045]
 
 Each line of a file is {"prompt_ids": [...], "answer_ids": [...]}: chat answers of plain decoding, asked for with
 "return_token_ids": true and "speculation": {"enabled": false}. A drafted token is accepted iff it is the answer's next
@@ -8,9 +8,9 @@ one, which is what happens at temperature 0, and under the coupled rule at any t
 
 The first table has, by setting, tokens per target call, accepted / drafted, drafted tokens that were of no use per 100
 tokens of answers, and the speed-up over plain decoding if checking k drafted tokens costs 1 + `token_cost` * k plain
-steps. The second has, by length of the match, how often the next token was right, how many right tokens followed (at
-most 16), and what the speed-up would be if all rounds were like these: `auto` should leave to the n-gram drafter what
-exceeds that of the model's rounds.
+steps. The second has, by length of the match in the text, how often the next token was right, how many right tokens
+followed (at most 16), and what the speed-up would be if all rounds were like these: `auto` should leave to the text
+what exceeds that of a model's rounds.
 
 Choose settings by prompts that nothing else is measured on: `tandem/bench/prompts.jsonl`, not Spec-Bench.
 """
@@ -25,11 +25,13 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from draft_service.drafters.ngram import NgramDrafter, NgramSession
+from draft_service.drafters.lookup import LookupDrafter, LookupSession
+from tandem.models.bundled_table import find_table
+from tandem.ngram_table import NgramTable
 from tandem.types import SamplingParams, SessionStart
 
-_MIN_NGRAMS = (1, 2, 3)
-_TOKENS_PER_MATCH = (1, 2, 3, 64)  # 64: always as many as the round takes
+_MIN_MATCHES = (1, 2, 3)
+_LEAST_CERTAINTIES = (0.03, 0.06, 0.1, 0.15, 0.3)
 _NUM_DRAFT_TOKENS = (5, 8, 16)
 _LONGEST_RUN = 16
 _LONGEST_MATCH = 12  # and longer, in one line
@@ -69,32 +71,33 @@ def read_answers(file: Path) -> list[Answer]:
     return [answer for answer in answers if len(answer.answer_ids) > 1]
 
 
-def replay(answer: Answer, drafter: NgramDrafter, *, num_draft_tokens: int, tally: Tally) -> None:
+def replay(answer: Answer, drafter: LookupDrafter, *, num_draft_tokens: int, tally: Tally) -> None:
     """The gateway's loop, with the answer in place of the target."""
     session, text = _opened(answer, drafter), (*answer.prompt_ids, *answer.answer_ids)
     while len(session.tokens) < len(text):
-        ahead = text[len(session.tokens) :]
-        draft = session.continuation(min(num_draft_tokens, len(ahead) - 1)).token_ids
+        length = len(session.tokens)
+        ahead = text[length:]
+        draft = session.guess(min(num_draft_tokens, len(ahead) - 1)).token_ids
         accepted = _num_equal(draft, ahead)
         tally.add(drafted=len(draft), accepted=accepted)
-        session.advance(session.length, ahead[: accepted + 1])
+        session.advance(length + accepted, ahead[accepted : accepted + 1])
 
 
 def runs_by_match(answers: Iterable[Answer]) -> dict[int, list[int]]:
     """At every token of every answer: the length of the match, and how many right tokens followed from it."""
-    drafter = NgramDrafter(min_ngram=1, tokens_per_match=_LONGEST_RUN)
+    drafter = LookupDrafter(least_certainty=0.0)
     runs: dict[int, list[int]] = defaultdict(list)
     for answer in answers:
         session, text = _opened(answer, drafter), (*answer.prompt_ids, *answer.answer_ids)
         while len(session.tokens) < len(text):
             ahead = text[len(session.tokens) :]
-            run = _num_equal(session.continuation(_LONGEST_RUN).token_ids, ahead)
+            run = _num_equal(session.guess(_LONGEST_RUN).token_ids, ahead)
             runs[min(_LONGEST_MATCH, session.match_length)].append(run)
-            session.advance(session.length, ahead[:1])
+            session.advance(len(session.tokens), ahead[:1])
     return dict(sorted(runs.items()))
 
 
-def _opened(answer: Answer, drafter: NgramDrafter) -> NgramSession:
+def _opened(answer: Answer, drafter: LookupDrafter) -> LookupSession:
     known = (*answer.prompt_ids, answer.answer_ids[0])
     return drafter.open(SessionStart(token_ids=known, prompt_length=len(known) - 1, sampling=SamplingParams(), seed=0))
 
@@ -104,16 +107,16 @@ def _num_equal(draft: Sequence[int], ahead: Sequence[int]) -> int:
     return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(draft), len(ahead)))
 
 
-def settings_table(answers: Sequence[Answer], *, token_cost: float) -> Iterator[str]:
-    yield "  k  min_ngram  tokens_per_match  tokens/call  acceptance  wasted/100  speed-up"
-    for k, min_ngram, tokens_per_match in product(_NUM_DRAFT_TOKENS, _MIN_NGRAMS, _TOKENS_PER_MATCH):
-        drafter = NgramDrafter(min_ngram=min_ngram, tokens_per_match=tokens_per_match)
+def settings_table(answers: Sequence[Answer], *, table: NgramTable | None, token_cost: float) -> Iterator[str]:
+    yield "  k  min_match  least_certainty  tokens/call  acceptance  wasted/100  speed-up"
+    for k, min_match, least_certainty in product(_NUM_DRAFT_TOKENS, _MIN_MATCHES, _LEAST_CERTAINTIES):
+        drafter = LookupDrafter(min_match=min_match, table=table, least_certainty=least_certainty)
         tally = Tally()
         for answer in answers:
             replay(answer, drafter, num_draft_tokens=k, tally=tally)
         wasted = 100.0 * (tally.drafted - tally.accepted) / tally.tokens
         yield (
-            f"{k:3}  {min_ngram:9}  {tokens_per_match:16}  {tally.tokens / tally.calls:11.2f}"
+            f"{k:3}  {min_match:9}  {least_certainty:15}  {tally.tokens / tally.calls:11.2f}"
             f"  {tally.accepted / max(1, tally.drafted):10.2f}  {wasted:10.0f}  {tally.speedup(token_cost):8.3f}"
         )
 
@@ -133,16 +136,18 @@ def match_table(answers: Sequence[Answer], *, token_cost: float) -> Iterator[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Replay answers through the n-gram drafter.")
+    parser = argparse.ArgumentParser(description="Replay answers through drafters that look up.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--token-cost", type=float, default=0.045, help="of a drafted token, in plain steps")
+    parser.add_argument("--table", default="none", help="n-grams to look up in as well: bundled, or a file")
     options = parser.parse_args()
+    table = find_table(options.table, target_model="")
     for file in options.files:
         answers = read_answers(file)
         if not answers:
             parser.error(f"{file} has no answer of two tokens or more")
         print(f"{file.name}: {len(answers)} answers, {sum(len(answer.answer_ids) for answer in answers)} tokens")
-        print(*settings_table(answers, token_cost=options.token_cost), "", sep="\n")
+        print(*settings_table(answers, table=table, token_cost=options.token_cost), "", sep="\n")
         print(*match_table(answers, token_cost=options.token_cost), "", sep="\n")
 
 
