@@ -5,17 +5,17 @@ brings a j-th drafted token at all (n-grams have no guess, or a short one), and 
 n drafted tokens at the present load (the target foretells it),
 
     tokens of a round     E(k) = 1 + s_1 + ... + s_k              (Leviathan et al. 2022, section 3.1, by position)
-    drafted tokens        D(k) = d_1 + ... + d_k
-    its time              C(k) = t(D(k)) + D(k) * draft + wait
+    its time              C(k) = wait + t(0) + sum of d_j * (t(j) - t(j - 1) + draft), j = 1 ... k
 
 where `draft` is the drafter's time for a token and `wait` the round trip to it. k = 0 costs t(0) alone. The k with the
 largest E(k) / C(k) is chosen. All of it depends on rounds that are over, never on the draws of the one to come, so the
 law of the output is untouched.
 
 That is k on average. How likely this very draft is to stand, its drafter knows better, so it is told the price of a
-token: one more takes t(1) - t(0) + draft, in which plain decoding or the best k would have brought that many tokens
-elsewhere. A token whose draft is less likely to stand than this is not worth its time. (Of a fraction E / C the best k
-and the price are one thing: E(k) - rate * C(k) is largest, Dinkelbach 1967.)
+token: without the k-th one the forward would be t(k) - t(k - 1) + draft shorter, in which so many tokens would have
+come otherwise. A draft that is less likely to stand than this is not worth the token's time. (Of a fraction E / C the
+best k and the price are one thing: E(k) - rate * C(k) is largest, Dinkelbach 1967.) An engine that fills steps up to a
+few sizes makes t a staircase: tokens up to the end of a stair cost nothing then.
 """
 
 from __future__ import annotations
@@ -131,32 +131,26 @@ def best_length(
 ) -> tuple[int, float]:
     """The k from 0 to len(accepted) with the most tokens a second, and these; see this module's formula.
 
-    `round_seconds[n]` are t(0), t(1), ...; between and beyond them t is a straight line. There must be two at least.
+    `round_seconds[n]` are t(0), t(1), ...; beyond them t is a straight line. There must be two at least.
     `num_sequences` share the target's forward.
     """
     plain_rate = 1.0 / round_seconds[0]
     best, best_rate = 0, plain_rate * (1.0 + _LEAST_GAIN + _LEAST_GAIN_PER_OTHER * (num_sequences - 1))
-    expected, num_drafted = 1.0, 0.0
+    expected, seconds = 1.0, round_seconds[0] + wait_seconds
     for k, (s, d) in enumerate(zip(accepted, drafted, strict=True), start=1):
         expected += s
-        num_drafted += d
-        cost = _at(round_seconds, num_drafted) + num_drafted * token_seconds + wait_seconds
-        if expected / cost > best_rate:
-            best, best_rate = k, expected / cost
+        seconds += d * (added_seconds(round_seconds, k) + token_seconds)
+        if expected / seconds > best_rate:
+            best, best_rate = k, expected / seconds
     return best, best_rate if best else plain_rate
 
 
-def price(*, round_seconds: Sequence[float], token_seconds: float, tokens_per_second: float) -> float:
-    """How many tokens one drafted token costs, from 0 to 1, at a rate of `tokens_per_second`."""
+def added_seconds(round_seconds: Sequence[float], k: int) -> float:
+    """What a k-th drafted token makes the target's forward longer. Beyond what it foretells: as much as the average."""
     last = len(round_seconds) - 1
-    seconds = (round_seconds[last] - round_seconds[0]) / last + token_seconds
-    return min(1.0, max(0.0, seconds * tokens_per_second))
-
-
-def _at(round_seconds: Sequence[float], num_drafted: float) -> float:
-    before = min(int(num_drafted), len(round_seconds) - 2)
-    slope = round_seconds[before + 1] - round_seconds[before]
-    return round_seconds[before] + slope * (num_drafted - before)
+    if k > last:
+        return (round_seconds[last] - round_seconds[0]) / last
+    return round_seconds[k] - round_seconds[k - 1]
 
 
 class AutoLength:
@@ -194,19 +188,18 @@ class AutoLength:
             wait_seconds=self._shared.wait_seconds,
             num_sequences=self._num_sequences,
         )
-        least_certainty = price(
-            round_seconds=self._round_seconds,
-            token_seconds=self._shared.token_seconds,
-            tokens_per_second=tokens_per_second,
-        )
         if k > 0:
             self._rounds_without, self._probe_after = 0, _FIRST_PROBE
-            return DraftWish(k, least_certainty)
+            return self._wish(k, tokens_per_second)
         self._rounds_without += 1
         if self._rounds_without < self._probe_after:
             return DraftWish(0)
         self._rounds_without, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
-        return DraftWish(min(_PROBE_LENGTH, self._own.most), least_certainty)
+        return self._wish(min(_PROBE_LENGTH, self._own.most), tokens_per_second)
+
+    def _wish(self, k: int, tokens_per_second: float) -> DraftWish:
+        price = (added_seconds(self._round_seconds, k) + self._shared.token_seconds) * tokens_per_second
+        return DraftWish(k, min(1.0, max(0.0, price)))
 
 
 @dataclass(frozen=True, slots=True)

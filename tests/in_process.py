@@ -176,6 +176,13 @@ class Jittered:
         logits = self.runner.forward(batch)
         return logits + self.size * (2.0 * torch.rand(logits.shape, generator=self._generator) - 1.0)
 
+    def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
+        return self.runner.step_size(num_sequences, tokens_each=tokens_each)
+
+    @property
+    def last_step_size(self) -> int:
+        return self.runner.last_step_size
+
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         self.runner.copy_blocks(sources, destinations)
 

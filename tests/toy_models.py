@@ -179,6 +179,13 @@ class ToyRunner:
         self._answer = torch.stack([self._row(batch, int(row)) for row in batch.logits_rows] or [torch.zeros(0)])
         return self._answer
 
+    def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
+        return num_sequences * tokens_each
+
+    @property
+    def last_step_size(self) -> int:
+        return self.batches[-1].num_tokens
+
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         self._tokens[list(destinations)] = self._tokens[list(sources)]
         self._states[list(destinations)] = self._states[list(sources)]

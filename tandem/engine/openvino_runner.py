@@ -20,7 +20,7 @@ import torch
 from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation
 
-from tandem.engine.continuations import StepSize, filled_up, in_blocks, one_by_one
+from tandem.engine.continuations import StepSize, favourite_size, filled_up, in_blocks, one_by_one
 from tandem.engine.openvino_head import keep_tokens
 from tandem.engine.partial_head import spread
 from tandem.engine.runner import Int32Array, RaggedBatch
@@ -135,8 +135,10 @@ class OpenVinoRunner:
             },
         )
         self._attends_in_blocks = attends_in_blocks
-        self._step_size = StepSize()
+        self._steps = StepSize()
+        self._last_step_size = 0
         self._needs_company = not precision.rounds_activations
+        self._least_size = 2 if self._needs_company or attends_in_blocks else 1
         self._request = compiled.create_infer_request()
         caches = {name: port for port in compiled.inputs for name in port.names if _CACHE.fullmatch(name)}
         shapes = {name: _block_shape(port) for name, port in caches.items()}
@@ -178,8 +180,7 @@ class OpenVinoRunner:
         """Logits [R, vocab_size], float32, on the CPU; memory that the next call writes anew. See ModelRunner."""
         fed = in_blocks(batch, spare_block=self._num_blocks) if self._attends_in_blocks else one_by_one(batch)
         rows = fed.logits_rows
-        at_least = 2 if self._needs_company else 1
-        size = self._step_size.fit(max(fed.num_tokens, at_least))
+        size = self._last_step_size = self._steps.fit(max(fed.num_tokens, self._least_size))
         fed = filled_up(fed, size, spare_block=self._num_blocks)
         if self._needs_company and len(rows) == 1:
             rows = rows.repeat(2)
@@ -201,6 +202,16 @@ class OpenVinoRunner:
         if self._token_ids is not None:
             return spread(wanted, self._token_ids, vocab_size=self._vocab_size)
         return wanted[:, : self._vocab_size]
+
+    def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
+        """See continuations.py."""
+        if self._attends_in_blocks:
+            tokens_each = max(2, tokens_each)
+        return favourite_size(max(num_sequences * tokens_each, self._least_size))
+
+    @property
+    def last_step_size(self) -> int:
+        return self._last_step_size
 
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy whole blocks of all layers, pair by pair: a destination may be the source of a later pair."""

@@ -72,5 +72,12 @@ class ModelRunner(Protocol):
         The tensor may be reused by the next call. Raises nothing for a batch that keeps the contract.
         """
 
+    def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
+        """As how many tokens a step of continuations is computed: an engine with favourite sizes fills up to one."""
+
+    @property
+    def last_step_size(self) -> int:
+        """As how many the last forward was computed."""
+
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy whole KV blocks, pair by pair, before the next forward."""

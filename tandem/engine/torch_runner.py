@@ -81,6 +81,7 @@ class TorchRunner:
         self._vocab_size = vocab_size
         self._block_size = block_size
         self._num_blocks = num_blocks
+        self._last_step_size = 0
         model_check.refuse_by_configuration(model, vocab_size=vocab_size)
         AttentionInterface.register(_PAGED, paged_attention)
         AttentionInterface.register(model_check.RECORDING, model_check.recording_attention)
@@ -144,9 +145,18 @@ class TorchRunner:
         """Bytes of the whole KV cache."""
         return sum(storage.nbytes for storage in self._storages)
 
+    def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
+        """As many as there are: nothing is filled up."""
+        return num_sequences * tokens_each
+
+    @property
+    def last_step_size(self) -> int:
+        return self._last_step_size
+
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Logits [R, vocab_size], float32, contiguous, on the model's device. See ModelRunner."""
+        self._last_step_size = batch.num_tokens
         recorded = None if self._static is None else self._static.forward(batch)
         if recorded is not None:
             return recorded

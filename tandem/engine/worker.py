@@ -304,8 +304,9 @@ class Worker:
         if self._step_times is None:
             return ()
         if all(chunk.num_tokens <= self._runner.block_size for chunk in chunks):  # prefills are another matter
-            self._step_times.observe(sum(chunk.num_tokens for chunk in chunks), seconds)
-        return tuple(self._step_times.seconds(len(chunks) * (1 + k)) for k in range(_PRICED_DRAFTS + 1))
+            self._step_times.observe(self._runner.last_step_size, seconds)
+        sizes = [self._runner.step_size(len(chunks), tokens_each=1 + k) for k in range(_PRICED_DRAFTS + 1)]
+        return tuple(map(self._step_times.seconds, sizes))
 
     def _reserve(self, chunks: list[Chunk]) -> list[Chunk]:
         """Blocks for every chunk, taken from idle sessions or from the last chunks where the pool is dry."""

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.draft_length import AutoLength, DraftLengths, FixedLength, best_length, price
+from gateway.backends import DraftWish
+from gateway.draft_length import AutoLength, DraftLengths, FixedLength, best_length
 from gateway.speculate import Round, SpeculationPlan
 from tandem.types import DraftlessReason, ServiceTimes, TokenOrigin
 
@@ -72,14 +73,42 @@ def test_the_chosen_k_has_the_highest_rate(
         assert rates[k - 1] >= plain * (1.0 - 1e-9)
 
 
-def test_the_price_of_a_token_by_hand() -> None:
-    # 0.6 ms more a token, at 150 tokens a second: 0.09 tokens. The drafter's own time counts, too.
-    assert price(round_seconds=CPU, token_seconds=0.0, tokens_per_second=150.0) == pytest.approx(0.09)
-    assert price(round_seconds=CPU, token_seconds=0.001, tokens_per_second=150.0) == pytest.approx(0.24)
-    # Eight streams: 12 ms more for a token of each, in which they would have got eight otherwise.
-    assert price(round_seconds=BUSY, token_seconds=0.0, tokens_per_second=1 / 0.030) == pytest.approx(0.4)
-    assert price(round_seconds=(0.02, 0.01), token_seconds=0.0, tokens_per_second=50.0) == 0.0
-    assert price(round_seconds=(0.01, 1.0), token_seconds=0.0, tokens_per_second=50.0) == 1.0
+def chosen(round_seconds: tuple[float, ...], *, acceptance: float, token_seconds: float = 0.0) -> DraftWish:
+    """The wish after many rounds in which each drafted token was accepted with that probability."""
+    rng = np.random.default_rng(2)
+    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    length.learn(a_round(0, 0, round_seconds=round_seconds))
+    for _ in range(300):
+        k = length.next().num_draft_tokens
+        accepted = 0
+        while accepted < k and rng.random() < acceptance:
+            accepted += 1
+        if k:
+            length.learn(a_round(k, accepted, round_seconds=round_seconds, token_seconds=token_seconds))
+    return length.next()
+
+
+def test_the_price_of_a_token() -> None:
+    wish = chosen(CPU, acceptance=0.6)
+    # 0.6 ms more a token, at the 2.3 tokens that come in the 12.4 ms of a round with four drafted tokens.
+    assert wish.num_draft_tokens in {3, 4}
+    assert wish.least_certainty == pytest.approx(0.6 * 2.25 / 12.6, rel=0.15)
+    dearer = chosen(CPU, acceptance=0.6, token_seconds=0.001)
+    assert dearer.least_certainty is not None
+    assert dearer.least_certainty > 2 * (wish.least_certainty or 1.0)
+    # Eight streams, given up: 12 ms more for a token of each, in which they get 0.4 of one otherwise.
+    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    play(length, acceptance=0.02, hit_rate=1.0, round_seconds=BUSY, num_tokens=300)
+    probes = [wish for wish in (length.next() for _ in range(100)) if wish.num_draft_tokens]
+    assert [wish.least_certainty for wish in probes] == [pytest.approx(0.4)] * len(probes)
+
+
+def test_where_steps_are_filled_up_a_draft_goes_to_the_end_of_the_stair() -> None:
+    """Steps of 1, 5 and 9 tokens: nothing is saved by one token less than 4, and 5 cost as much as 8."""
+    stairs = (0.0120, *[0.0135] * 4, *[0.0160] * 4)
+    for acceptance in (0.3, 0.5):
+        assert chosen(stairs, acceptance=acceptance) == DraftWish(4, 0.0)
+    assert chosen(stairs, acceptance=0.95).num_draft_tokens in {8, 16}
 
 
 def test_a_drafter_that_knows_the_price_and_its_chances_is_faster() -> None:
