@@ -98,7 +98,6 @@ def serve() -> None:
     if keys is None and settings.host not in _THIS_MACHINE:
         log.warning("open_to_everyone", host=settings.host, remedy="TANDEM_GATEWAY_API_KEYS_FILE")
     metrics = GatewayMetrics(max_num_draft_tokens=settings.max_num_draft_tokens)
-    admission = Admission(max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests)
     fleet = Fleet(
         targets=settings.target_addresses,
         drafts=settings.draft_addresses,
@@ -120,6 +119,11 @@ def serve() -> None:
             certificate_file=settings.rpc_certificate_file,
             key_file=settings.rpc_key_file,
         ),
+    )
+    admission = Admission(
+        max_running=settings.max_concurrent_requests,
+        max_queued=settings.max_queued_requests,
+        replicas=fleet.replicas,
     )
     tracing = start_tracing("gateway", TracingSettings())
     app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing)

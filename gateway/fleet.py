@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import grpc
 
+from gateway.backends import Target
 from gateway.failover import FailoverReason, FailoverTarget
 from gateway.grpc_backends import Deadlines, GrpcDrafts, GrpcTargets
+from gateway.kv_room import Replica
 from gateway.peers import Peer
 from gateway.served import Readiness, ServedModel
 from gateway.tokenizer import Tokenizer
@@ -94,6 +96,20 @@ class Fleet:
         """Of the first draft service that is up."""
         return next((peer.info for peer in self._drafts if peer.up), None)
 
+    def target_at(self, address: str | None) -> Target:
+        """Sessions begin at the target of that address, where it takes any; None: at the best."""
+        return self.target.at(address)
+
+    def replicas(self) -> Sequence[Replica]:
+        """The targets that take sessions now, the fastest first."""
+        up = [peer for peer in self._targets if peer.up]
+        certain = [peer for peer in up if not peer.doubtful]
+        return [_replica(peer) for peer in sorted(certain or up, key=lambda peer: peer.rounds.mean_seconds)]
+
+    def known_replicas(self) -> Sequence[Replica]:
+        """The targets that have ever been reached, up or not."""
+        return [_replica(peer) for peer in self._targets if peer.info is not None]
+
     def readiness(self) -> Readiness:
         """Ready: a target and a draft. Degraded: a target alone. Else unavailable. With the reasons."""
         reasons = tuple(peer.reason for peer in self._peers if not peer.up)
@@ -126,6 +142,10 @@ class Fleet:
                 f"its tokenizer ({info.model.model_id}: {info.model.tokenizer_fingerprint}) is not the target's "
                 f"({target.model_id}: {target.tokenizer_fingerprint}); choose a draft of the same family"
             )
+
+
+def _replica(peer: Peer[TargetInfo]) -> Replica:
+    return Replica(address=peer.address, kv_cache=None if peer.info is None else peer.info.kv_cache)
 
 
 def _differences(replica: TargetInfo, served: TargetInfo) -> list[str]:

@@ -58,9 +58,10 @@ class GrpcTargets:
             return 0.0
         return time.monotonic() - max(peer.last_up for peer in self._peers)
 
-    def open(self, start: SessionStart, *, patience: float) -> GrpcTargetSession:
+    def open(self, start: SessionStart, *, patience: float, address: str | None = None) -> GrpcTargetSession:
         """Raises Unavailable when no target is up."""
-        chosen = best(self._peers)
+        named = [peer for peer in self._peers if peer.address == address and peer.up and not peer.doubtful]
+        chosen = best(named or self._peers)
 
         def another_is_up() -> bool:
             return any(peer.up and not peer.doubtful for peer in self._peers if peer is not chosen)

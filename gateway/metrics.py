@@ -179,6 +179,10 @@ class GatewayMetrics:
         )
         self._running = self._gauge("requests_running", "Answers that are being generated")
         self._waiting = self._gauge("requests_waiting", "Requests that wait for their turn")
+        self._promised = self._gauge(
+            "kv_promised_tokens",
+            "Tokens of the targets' KV caches that running answers were promised: prompt and all they may become",
+        )
         self._tasks = self._gauge("tasks", "Tasks of the gateway's event loop; without requests it returns to its base")
         self._backend_up = Gauge(
             "tandem_backend_up", "1 while a service can be used, else 0", ["backend"], registry=self.registry
@@ -261,12 +265,14 @@ class GatewayMetrics:
         *,
         running: Callable[[], int],
         waiting: Callable[[], int],
+        promised_tokens: Callable[[], int],
         target_up: Callable[[], bool],
         draft_up: Callable[[], bool] | None,
     ) -> None:
         """Read these at each scrape. No `draft_up`: no draft service is configured, so none can be down."""
         self._running.set_function(lambda: float(running()))
         self._waiting.set_function(lambda: float(waiting()))
+        self._promised.set_function(lambda: float(promised_tokens()))
         self._backend_up.labels("target").set_function(lambda: float(target_up()))
         if draft_up is not None:
             self._backend_up.labels("draft").set_function(lambda: float(draft_up()))

@@ -17,7 +17,7 @@ from tandem.rpc.tls import server_credentials
 from tandem.service_metrics import ServiceMetrics
 from tandem.settings import TracingSettings
 from tandem.tracing import start_tracing
-from tandem.types import TargetInfo
+from tandem.types import KvCache, TargetInfo
 from tandem.v1 import target_pb2, target_pb2_grpc
 from target_service.servicer import TargetServicer
 from target_service.settings import TargetSettings
@@ -45,7 +45,13 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
     )
     metrics.describe(engine.info, threads=settings.threads)
     try:
-        info = TargetInfo(model=engine.info, end_token_ids=engine.end_token_ids, max_sessions=settings.max_sessions)
+        pool = engine.worker.pool
+        info = TargetInfo(
+            model=engine.info,
+            end_token_ids=engine.end_token_ids,
+            max_sessions=settings.max_sessions,
+            kv_cache=KvCache(num_blocks=pool.num_blocks, block_size=pool.block_size),
+        )
         servicer = TargetServicer(
             info=info,
             tokenizer_files=engine.tokenizer_files,

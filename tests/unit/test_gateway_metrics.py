@@ -18,7 +18,9 @@ ACCEPT_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 def new_metrics() -> GatewayMetrics:
     metrics = GatewayMetrics(max_num_draft_tokens=4)
     metrics.declare_routes(["/v1/completions"])
-    metrics.watch(running=lambda: 2, waiting=lambda: 1, target_up=lambda: True, draft_up=lambda: False)
+    metrics.watch(
+        running=lambda: 2, waiting=lambda: 1, promised_tokens=lambda: 0, target_up=lambda: True, draft_up=lambda: False
+    )
     metrics.watch_tasks(lambda: 7)
     return metrics
 
