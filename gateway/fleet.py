@@ -111,13 +111,14 @@ class Fleet:
         return [_replica(peer) for peer in self._targets if peer.info is not None]
 
     def readiness(self) -> Readiness:
-        """Ready: a target and a draft. Degraded: a target alone. Else unavailable. With the reasons."""
+        """Ready: a target and a draft. Degraded: a target alone. Else unavailable. The reasons name every service that
+        cannot be used, also where others can."""
         reasons = tuple(peer.reason for peer in self._peers if not peer.up)
         if self._served is None or not any(peer.up for peer in self._targets):
             return Readiness("unavailable", reasons)
         if not self._drafts:
             return Readiness("degraded", ("no draft service is configured: plain decoding",))
-        return Readiness("degraded" if reasons else "ready", reasons)
+        return Readiness("ready" if any(peer.up for peer in self._drafts) else "degraded", reasons)
 
     async def _accept_target(self, info: TargetInfo, channel: grpc.aio.Channel) -> None:
         async with self._accepting:

@@ -201,6 +201,7 @@ class GrpcDraftSession:
             service_seconds=response.queue_seconds + response.forward_seconds,
             num_bytes=response.draft.ByteSize(),
             prepared=response.prepared,
+            drafted_by=self._link.drafts_with,
         )
 
     def close(self) -> None:
@@ -272,6 +273,7 @@ class _DraftLink:
 
     def __init__(self, peer: Peer[DraftInfo], start: SessionStart, deadlines: Deadlines, *, drafter: str) -> None:
         self.peer = peer
+        self.drafts_with = "" if peer.info is None else peer.info.name
         self._deadlines = deadlines
         self._text = PeerText(len(start.token_ids))
         self._is_first = True

@@ -232,3 +232,8 @@ class DraftInfo:
     default_drafter: str
     max_draft_tokens: int
     max_sessions: int
+
+    @property
+    def name(self) -> str:
+        """What it drafts with: its model's id, or its drafters where none needs a model."""
+        return ",".join(self.drafters) if self.model is None else self.model.model_id

@@ -9,6 +9,7 @@ import time
 import structlog
 
 from tandem.engine.factory import start_engine
+from tandem.engine.pulse import ModelPulse
 from tandem.engine.rejection import RejectionRule, verify
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
@@ -45,6 +46,8 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
     )
     metrics.describe(engine.info, threads=settings.threads)
     try:
+        pulse = ModelPulse(engine.worker, stall_seconds=settings.stall_timeout_seconds)
+        await pulse.first()
         pool = engine.worker.pool
         info = TargetInfo(
             model=engine.info,
@@ -57,6 +60,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
             tokenizer_files=engine.tokenizer_files,
             verifier=Verifier(engine.worker, rejection_rule=rejection_rule),
             slots=SessionSlots(max_sessions=settings.max_sessions, metrics=metrics),
+            check=pulse.check,
         )
         server = RpcServer(
             host=settings.host,
@@ -78,7 +82,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
             context_length=engine.info.context_length,
             load_seconds=round(time.monotonic() - began, 2),
         )
-        await server.serve_until_signal()
+        await server.serve_until_signal(pulse.watch)
     finally:
         engine.worker.close()
         tracing.close()

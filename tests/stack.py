@@ -80,6 +80,7 @@ class Stack:
     num_drafts: int = 1
     target_module: str = "target_service"
     between: Callable[[int], int] = lambda port: port
+    num_spare_drafts: int = 0  # the last of the drafts: the gateway knows their addresses, the test starts them
 
     def __post_init__(self) -> None:
         target_ports = [free_port() for _ in range(self.num_targets)]
@@ -111,6 +112,7 @@ class Stack:
             metrics_port=self.gateway_metrics_port,
         )
         self.services = (*self.targets, *self.drafts, self.gateway)
+        self.spare_drafts = self.drafts[len(self.drafts) - self.num_spare_drafts :]
         self.client = httpx.Client(timeout=300.0)
 
     def _address(self, port: int) -> str:
@@ -135,7 +137,8 @@ class Stack:
     def __enter__(self) -> Stack:
         try:
             for service in self.services:
-                service.start()
+                if service not in self.spare_drafts:
+                    service.start()
             self.wait_until("ready")
         except BaseException:
             self.close()
@@ -151,13 +154,15 @@ class Stack:
             service.kill()
 
     def wait_until(self, status: str, *, timeout_seconds: float = START_SECONDS) -> None:
-        """Wait until the gateway's readiness says `status`."""
+        """Wait until the gateway's readiness says `status`; "ready": and no service that runs is missing."""
         end = time.monotonic() + timeout_seconds
         seen: object = "nothing"
         while time.monotonic() < end:
             seen = self.readiness()
             if isinstance(seen, dict) and seen.get("status") == status:
-                return
+                not_running = sum(not service.running for service in (*self.targets, *self.drafts))
+                if status != "ready" or len(seen["reasons"]) <= not_running:
+                    return
             for service in self.services:
                 if status == "ready" and service.process is not None and not service.running:
                     raise AssertionError(f"{service.module} ended:\n{service.log.read_text()[-2000:]}")

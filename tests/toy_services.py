@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -16,6 +16,7 @@ from draft_service.servicer import DraftServicer
 from gateway.failover import FailoverReason
 from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
+from tandem.engine.pulse import ModelPulse
 from tandem.rpc.sessions import SessionSlots
 from tandem.service_metrics import ServiceMetrics
 from tandem.types import DraftInfo, DraftlessReason, ModelInfo, TargetInfo
@@ -55,6 +56,7 @@ class ToyService:
     metrics: ServiceMetrics
     port: int
     stop: Callable[[], Awaitable[None]]
+    health: list[bool] = field(default_factory=list)  # changes, where its model is watched
 
     @property
     def num_sessions(self) -> int:
@@ -90,26 +92,34 @@ async def toy_fleet(
     wait_for: str = "ready",
     probe_timeout_seconds: float = 5.0,
     failover_seconds: float = 5.0,
+    stall_seconds: float | None = None,
 ) -> AsyncIterator[ToyFleet]:
-    """`between`: the port that the fleet is told in place of a service's own. `infos`: what each target says it is."""
+    """`between`: the port that the fleet is told in place of a service's own. `infos`: what each target says it is.
+    `stall_seconds`: after which a target's model that does not compute is found out; None: never."""
     failovers: list[FailoverReason] = []
     draft_faults: list[DraftlessReason] = []
     targets, drafts = [], []
+    watching: list[asyncio.Task[None]] = []
     served = TargetInfo(model=INFO, end_token_ids=(265,), max_sessions=64)
     with ExitStack() as stack:
         for number in range(num_targets):
             runner = ToyRunner(MODEL, num_blocks=512, step_seconds=step_seconds)
             worker = stack.enter_context(working(runner))
             metrics = ServiceMetrics()
+            pulse = None if stall_seconds is None else ModelPulse(worker, stall_seconds=stall_seconds)
             target = TargetServicer(
                 info=served if infos is None else infos[number],
                 tokenizer_files=tokenizer_files(),
                 verifier=Verifier(worker),
                 slots=SessionSlots(max_sessions=64, metrics=metrics),
+                check=(lambda: None) if pulse is None else pulse.check,
             )
             server = grpc.aio.server()
             target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
             targets.append(await _started(server, runner, metrics))
+            if pulse is not None:
+                await pulse.first()
+                watching.append(asyncio.create_task(pulse.watch(_noted(targets[-1].health))))
         for _ in range(num_drafts):
             runner = ToyRunner(DRAFT, num_blocks=512)
             worker = stack.enter_context(working(runner))
@@ -147,9 +157,19 @@ async def toy_fleet(
             yield ToyFleet(fleet, targets, drafts, failovers, draft_faults)
         finally:
             await fleet.close()
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
             for service in (*targets, *drafts):
                 service.go_on()
                 await service.stop()
+
+
+def _noted(changes: list[bool]) -> Callable[[bool], Awaitable[None]]:
+    async def note(is_well: bool) -> None:
+        changes.append(is_well)
+
+    return note
 
 
 async def _started(server: grpc.aio.Server, runner: ToyRunner, metrics: ServiceMetrics) -> ToyService:

@@ -264,3 +264,27 @@ async def test_of_two_drafts_the_other_one_goes_on() -> None:
         assert reasons.count(DraftlessReason.TIMEOUT) == 1
         assert reasons.count(DraftlessReason.DOWN) < 20  # until the other one has computed the text
         assert reasons[-10:-3] == [None] * 7
+
+
+async def test_j11_a_target_whose_model_hangs_is_not_ready_though_its_process_answers() -> None:
+    """J11: health was green for 85 minutes while the engine computed nothing."""
+    async with toy_fleet(stall_seconds=0.5) as toys:
+        toys.targets[0].hang()
+        await eventually(lambda: toys.fleet.readiness().status == "unavailable", seconds=5.0)
+        (reason,) = toys.fleet.readiness().reasons
+        assert "has not finished a step" in reason
+        toys.targets[0].go_on()
+        await eventually(lambda: toys.fleet.readiness().status == "ready", seconds=5.0)
+        assert toys.targets[0].health == [False, True]
+        assert len(await _tokens(toys, _start(), num_tokens=20)) == 20
+
+
+async def test_a_session_leaves_a_target_whose_model_hangs_for_one_whose_model_does_not() -> None:
+    async with toy_fleet(num_targets=2, num_drafts=0, wait_for="degraded", stall_seconds=0.5) as toys:
+        right = await _tokens(toys, _start(), num_tokens=40, k=0)
+        victim = toys.targets[0]
+        victim.hang()
+        await eventually(lambda: victim.health == [False], seconds=5.0)
+        await eventually(lambda: len(toys.fleet.replicas()) == 1, seconds=5.0)
+        assert await _tokens(toys, _start(), num_tokens=40, k=0) == right
+        assert toys.failovers == []
