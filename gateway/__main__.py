@@ -69,6 +69,7 @@ def build_server(settings: Settings, app: FastAPI, admission: Admission) -> Drai
         header_timeout_seconds=settings.header_timeout_seconds,
         body_timeout_seconds=settings.body_timeout_seconds,
         write_timeout_seconds=settings.write_timeout_seconds,
+        max_connections=settings.max_connections,
     )
     config = uvicorn.Config(
         app,
@@ -128,6 +129,7 @@ def serve() -> None:
     tracing = start_tracing("gateway", TracingSettings())
     app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing)
     server = build_server(settings, app, admission)
+    metrics.watch_connections(lambda: len(server.server_state.connections))
     if settings.metrics_port is not None:
         port = serve_metrics(metrics.registry, host=settings.host, port=settings.metrics_port)
         log.info("serving_metrics", port=port)

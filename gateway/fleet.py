@@ -117,7 +117,7 @@ class Fleet:
         if self._served is None or not any(peer.up for peer in self._targets):
             return Readiness("unavailable", reasons)
         if not self._drafts:
-            return Readiness("degraded", ("no draft service is configured: plain decoding",))
+            return Readiness("degraded", (*reasons, "no draft service is configured: plain decoding"))
         return Readiness("ready" if any(peer.up for peer in self._drafts) else "degraded", reasons)
 
     async def _accept_target(self, info: TargetInfo, channel: grpc.aio.Channel) -> None:

@@ -203,6 +203,7 @@ class GatewayMetrics:
             "Tokens of the targets' KV caches that running answers were promised: prompt and all they may become",
         )
         self._tasks = self._gauge("tasks", "Tasks of the gateway's event loop; without requests it returns to its base")
+        self._connections = self._gauge("connections_open", "Connections of clients, idle ones included")
         self._backend_up = Gauge(
             "tandem_backend_up", "1 while a service can be used, else 0", ["backend"], registry=self.registry
         )
@@ -284,6 +285,10 @@ class GatewayMetrics:
         for route in [*routes, "other"]:
             for status in ("2xx", "4xx", "5xx"):
                 self._http.labels(route, status)
+
+    def watch_connections(self, connections: Callable[[], int]) -> None:
+        """Read this at each scrape."""
+        self._connections.set_function(lambda: float(connections()))
 
     def watch_tasks(self, tasks: Callable[[], int]) -> None:
         """Read this at each scrape."""

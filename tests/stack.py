@@ -26,7 +26,7 @@ class Service:
     module: str
     environment: Mapping[str, str]
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | None = None  # from `start` to `kill` or `stop`
     metrics_port: int = 0
 
     def start(self) -> None:
@@ -47,12 +47,15 @@ class Service:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            self.process = None
 
     def stop(self, *, timeout_seconds: float = 20.0) -> int:
         """SIGTERM, and the exit code."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(timeout_seconds)
+        code = self.process.wait(timeout_seconds)
+        self.process = None
+        return code
 
     @property
     def running(self) -> bool:

@@ -152,7 +152,7 @@ async def toy_fleet(
         await fleet.start()
         try:
             async with asyncio.timeout(10):
-                while fleet.readiness().status != wait_for:  # noqa: ASYNC110 - peers have no event to wait for
+                while not _is(fleet, wait_for, all_up=infos is None):  # noqa: ASYNC110 - peers have no event to wait for
                     await asyncio.sleep(0.01)
             yield ToyFleet(fleet, targets, drafts, failovers, draft_faults)
         finally:
@@ -163,6 +163,12 @@ async def toy_fleet(
             for service in (*targets, *drafts):
                 service.go_on()
                 await service.stop()
+
+
+def _is(fleet: Fleet, status: str, *, all_up: bool) -> bool:
+    state = fleet.readiness()
+    missing = [reason for reason in state.reasons if "no draft service is configured" not in reason]
+    return state.status == status and not (all_up and missing)
 
 
 def _noted(changes: list[bool]) -> Callable[[bool], Awaitable[None]]:
