@@ -28,11 +28,13 @@ class Service:
     log: Path
     process: subprocess.Popen[bytes] | None = None  # from `start` to `kill` or `stop`
     metrics_port: int = 0
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()  # a command that runs the service's command in its own place
 
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module],
+                [*self.prefix, sys.executable, "-m", self.module],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **self.environment},
                 stdout=log,
                 stderr=log,
@@ -63,7 +65,7 @@ class Service:
 
     def metric(self, name: str, labels: str = "") -> float:
         """The sum of a metric's samples, or of those whose labels contain `labels`, such as `reason="timeout"`."""
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10.0).text
+        text = httpx.get(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10.0).text
         rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         return sum(float(value) for series, value in rows if series.partition("{")[0] == name and labels in series)
 
@@ -72,7 +74,8 @@ class Service:
 class Stack:
     """Targets, drafts and a gateway. `target_model` and `draft_model` are what the services' settings accept.
 
-    `between` gives the port that the gateway is told in place of a service's own, such as a proxy's.
+    `between` gives the port that the gateway is told in place of a service's own, such as a proxy's. Model services
+    listen on `host`, and are started through `prefix`.
     """
 
     folder: Path
@@ -83,6 +86,8 @@ class Stack:
     num_drafts: int = 1
     target_module: str = "target_service"
     between: Callable[[int], int] = lambda port: port
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
     num_spare_drafts: int = 0  # the last of the drafts: the gateway knows their addresses, the test starts them
 
     def __post_init__(self) -> None:
@@ -119,7 +124,7 @@ class Stack:
         self.client = httpx.Client(timeout=300.0)
 
     def _address(self, port: int) -> str:
-        return f"127.0.0.1:{self.between(port)}"
+        return f"{self.host}:{self.between(port)}"
 
     def _model_service(self, module: str, role: str, model: str, port: int, common: Mapping[str, str]) -> Service:
         prefix = f"TANDEM_{role.upper()}_"
@@ -129,12 +134,15 @@ class Stack:
             {
                 prefix + "MODEL": model,
                 prefix + "DTYPE": "float32",
+                prefix + "HOST": self.host,
                 prefix + "PORT": str(port),
                 prefix + "METRICS_PORT": str(metrics_port),
                 **common,
             },
             self.folder / f"{role}-{port}.log",
             metrics_port=metrics_port,
+            host=self.host,
+            prefix=self.prefix,
         )
 
     def __enter__(self) -> Stack:

@@ -47,7 +47,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def asked(stack: Stack) -> list[Question]:
-    return questions(stack, 20, num_tokens=(20, 200))
+    return questions(stack, 10, num_tokens=(20, 200))
 
 
 def _leave_and_stay(stack: Stack, asked: list[Question], *, num_leaving: int, seed: int) -> None:
@@ -87,8 +87,8 @@ def _leave_and_stay(stack: Stack, asked: list[Question], *, num_leaving: int, se
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_j1_j7_forty_clients_that_leave_anywhere_leave_nothing_behind(stack: Stack, asked: list[Question]) -> None:
-    _leave_and_stay(stack, asked, num_leaving=40, seed=1)
+def test_j1_j7_thirty_clients_that_leave_anywhere_leave_nothing_behind(stack: Stack, asked: list[Question]) -> None:
+    _leave_and_stay(stack, asked, num_leaving=30, seed=1)
 
 
 @pytest.mark.prove
