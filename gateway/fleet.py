@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import grpc
 
@@ -93,8 +94,14 @@ class Fleet:
 
     @property
     def draft_info(self) -> DraftInfo | None:
-        """Of the first draft service that is up."""
-        return next((peer.info for peer in self._drafts if peer.up), None)
+        """Of the first draft service that is up, with the drafters of all: while one replaces another, a request may
+        name any of theirs."""
+        infos = [peer.info for peer in self._drafts if peer.up and peer.info is not None]
+        if not infos:
+            return None
+        drafters = dict.fromkeys(name for info in infos for name in info.drafters)
+        most = max(info.max_draft_tokens for info in infos)
+        return replace(infos[0], drafters=tuple(drafters), max_draft_tokens=most)
 
     def target_at(self, address: str | None) -> Target:
         """Sessions begin at the target of that address, where it takes any; None: at the best."""

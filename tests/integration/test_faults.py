@@ -147,6 +147,8 @@ def test_another_draft_takes_over_live_without_an_error_on_any_stream(own_stack:
         try:
             other.start()
             own_stack.wait_until("ready")  # both
+            for drafter in ("ngram", "model"):  # the second one is the newcomer's alone
+                own_stack.complete(**_body(max_tokens=5, speculation={"drafter": drafter}))
             assert own_stack.draft.stop() == 0  # as an operator would: SIGTERM
             own_stack.wait_until("ready")
             before = rounds("draft")

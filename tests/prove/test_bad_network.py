@@ -43,8 +43,9 @@ def bad_link() -> Iterator[tuple[str, ...]]:
     within = ("ip", "netns", "exec", space)
     with ExitStack() as undo:
         _run("ip", "netns", "add", space)
-        undo.callback(_run, "ip", "netns", "delete", space)  # the interfaces go with it
+        undo.callback(_run, "ip", "netns", "delete", space)
         _run("ip", "link", "add", near, "type", "veth", "peer", "name", far, "netns", space)
+        undo.callback(_run, "ip", "link", "delete", near)  # and its other end
         _run("ip", "address", "add", f"{GATEWAY_END}/30", "dev", near)
         _run("ip", "link", "set", near, "up")
         _run(*within, "ip", "address", "add", f"{SERVICES_END}/30", "dev", far)
