@@ -95,7 +95,7 @@ async def toy_fleet(
     stall_seconds: float | None = None,
 ) -> AsyncIterator[ToyFleet]:
     """`between`: the port that the fleet is told in place of a service's own. `infos`: what each target says it is.
-    `stall_seconds`: after which a target's model that does not compute is found out; None: never."""
+    `stall_seconds`: after which a model that does not compute is found out; None: never."""
     failovers: list[FailoverReason] = []
     draft_faults: list[DraftlessReason] = []
     targets, drafts = [], []
@@ -118,12 +118,12 @@ async def toy_fleet(
             target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
             targets.append(await _started(server, runner, metrics))
             if pulse is not None:
-                await pulse.first()
-                watching.append(asyncio.create_task(pulse.watch(_noted(targets[-1].health))))
+                watching.append(await _watched(pulse, targets[-1]))
         for _ in range(num_drafts):
             runner = ToyRunner(DRAFT, num_blocks=512)
             worker = stack.enter_context(working(runner))
             metrics = ServiceMetrics()
+            pulse = None if stall_seconds is None else ModelPulse(worker, stall_seconds=stall_seconds)
             drafters: dict[str, Drafter] = {"model": ModelDrafter(worker, law_size=50)}
             draft = DraftServicer(
                 info=DraftInfo(
@@ -135,10 +135,13 @@ async def toy_fleet(
                 ),
                 drafters=drafters,
                 slots=SessionSlots(max_sessions=64, metrics=metrics),
+                check=(lambda: None) if pulse is None else pulse.check,
             )
             server = grpc.aio.server()
             draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
             drafts.append(await _started(server, runner, metrics))
+            if pulse is not None:
+                watching.append(await _watched(pulse, drafts[-1]))
         fleet = Fleet(
             targets=[f"127.0.0.1:{between(service.port)}" for service in targets],
             drafts=[f"127.0.0.1:{between(service.port)}" for service in drafts],
@@ -171,11 +174,12 @@ def _is(fleet: Fleet, status: str, *, all_up: bool) -> bool:
     return state.status == status and not (all_up and missing)
 
 
-def _noted(changes: list[bool]) -> Callable[[bool], Awaitable[None]]:
+async def _watched(pulse: ModelPulse, service: ToyService) -> asyncio.Task[None]:
     async def note(is_well: bool) -> None:
-        changes.append(is_well)
+        service.health.append(is_well)
 
-    return note
+    await pulse.first()
+    return asyncio.create_task(pulse.watch(note))
 
 
 async def _started(server: grpc.aio.Server, runner: ToyRunner, metrics: ServiceMetrics) -> ToyService:

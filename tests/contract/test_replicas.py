@@ -312,3 +312,14 @@ async def test_a_session_leaves_a_target_whose_model_hangs_for_one_whose_model_d
         await eventually(lambda: len(toys.fleet.replicas()) == 1, seconds=5.0)
         assert await _tokens(toys, _start(), num_tokens=40, k=0) == right
         assert toys.failovers == []
+
+
+async def test_a_draft_whose_model_hangs_is_left_out_until_it_goes_on() -> None:
+    async with toy_fleet(stall_seconds=0.5) as toys:
+        toys.drafts[0].hang()
+        await eventually(lambda: toys.fleet.readiness().status == "degraded", seconds=5.0)
+        assert "has not finished a step" in toys.fleet.readiness().reasons[0]
+        assert len(await _tokens(toys, _start(), num_tokens=20)) == 20
+        assert toys.draft_faults == []  # nobody had to wait for it to find out
+        toys.drafts[0].go_on()
+        await eventually(lambda: toys.fleet.readiness().status == "ready", seconds=5.0)
