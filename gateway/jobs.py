@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from gateway.answer import AnswerRules, SpeculationTally
 from gateway.echo import Echo, echo_of
 from gateway.fields import Speculation
-from gateway.kv_room import AnswerSize, find_places
+from gateway.kv_room import AnswerSize, check_room
 from gateway.schemas import ChatBody, CompletionBody, GenerationBody
 from gateway.seeds import draw_seed, seed_of_choice
 from gateway.served import Backends, ServedModel
@@ -186,7 +186,7 @@ class JobMaker:
                     request_id=request_id,
                 )
                 choices.append(Choice(start=start, rules=rules, prompt=number, sample=sample, size=size))
-        self._check_room([choice.size for choice in choices])
+        check_room([choice.size for choice in choices], self._backends.known_replicas())
         return Job(
             served=served,
             choices=tuple(choices),
@@ -231,18 +231,6 @@ class JobMaker:
                 f"min_tokens ({body.min_tokens}) must not exceed max_tokens ({limit})", param="min_tokens"
             )
         return limit
-
-    def _check_room(self, sizes: Sequence[AnswerSize]) -> None:
-        """Raises ContextTooLong where the targets could never hold all answers at once, with nothing else to do."""
-        replicas = self._backends.known_replicas()
-        if replicas and find_places(sizes, replicas, {}) is None:
-            room = sum(replica.kv_cache.num_tokens for replica in replicas if replica.kv_cache is not None)
-            asked = sum(size.num_prompt_tokens + size.num_answer_tokens for size in sizes)
-            raise ContextTooLong(
-                f"This server's KV cache holds {room} tokens. However, your {len(sizes)} answers may come to {asked}, "
-                "prompts included. Please ask for fewer answers, or reduce the prompt or max_tokens.",
-                param="n" if len(sizes) > 1 else "max_tokens",
-            )
 
     def _plan(self, wish: Speculation) -> SpeculationPlan:
         if not wish.enabled:

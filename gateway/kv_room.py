@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.errors import ContextTooLong
 from tandem.types import KvCache
 
 
@@ -84,6 +85,19 @@ def find_places(
     if gone + sum(what.num_tokens for what in now.values()) > sum(map(_capacity, replicas)):
         return None
     return tuple(places)
+
+
+def check_room(sizes: Sequence[AnswerSize], replicas: Sequence[Replica]) -> None:
+    """Raises ContextTooLong where `replicas` could never hold all answers at once, with nothing else to do."""
+    if not replicas or find_places(sizes, replicas, {}) is not None:
+        return
+    room = sum(replica.kv_cache.num_tokens for replica in replicas if replica.kv_cache is not None)
+    asked = sum(size.num_prompt_tokens + size.num_answer_tokens for size in sizes)
+    raise ContextTooLong(
+        f"This server's KV cache holds {room} tokens. However, your {len(sizes)} answers may come to {asked}, prompts "
+        "included. Please ask for fewer answers, or reduce the prompt or max_tokens.",
+        param="n" if len(sizes) > 1 else "max_tokens",
+    )
 
 
 def _capacity(replica: Replica) -> float:

@@ -29,6 +29,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from gateway.answer import round_seconds
+from gateway.draft_series import SeriesByDraft
 from gateway.failover import FailoverReason
 from gateway.speculate import Round
 from tandem import __version__
@@ -39,8 +40,6 @@ _WAIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20
 _LENGTHS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 17.0)
 
 _DRAFT_FAULTS = (DraftlessReason.DOWN, DraftlessReason.TIMEOUT, DraftlessReason.ERROR)
-# Drafts come and go while a gateway runs, but a label's values must not be without bound.
-_MOST_DRAFTS, _OTHER_DRAFT = 16, "other"
 
 Outcome = Literal["stop", "length", "cancelled", "error"]
 
@@ -82,23 +81,7 @@ class GatewayMetrics:
             "position",
         )
         self._accepted_at = [per_position.labels(str(position)) for position in range(self._positions)]
-        self._by_draft = {
-            what: self._labelled(
-                f"draft_{what}",
-                f"{text} by what the draft service drafts with: a model's id, or its drafters. "
-                "Acceptance rate of each: sum by (draft) (rate(tandem_draft_accepted_tokens_total[5m])) "
-                "/ sum by (draft) (rate(tandem_draft_tokens_total[5m]))",
-                "draft",
-            )
-            for what, text in (
-                ("rounds", "Rounds with a draft,"),
-                ("tokens", "Drafted tokens that the target tested,"),
-                ("accepted_tokens", "Drafted tokens that the target accepted,"),
-            )
-        }
-        self._draft_names: set[str] = set()
-        for counter in self._by_draft.values():
-            counter.labels(_OTHER_DRAFT)
+        self._by_draft = SeriesByDraft(self.registry)
         self._wasted = self._counter(
             "wasted_draft_tokens",
             "Drafted tokens that are in no answer: rejected, or accepted past the answer's end. Share: "
@@ -220,10 +203,7 @@ class GatewayMetrics:
         if outcome.num_drafted:
             self._drafts.inc()
             self._draft_tokens.inc(outcome.num_drafted)
-            draft = self._draft_label(outcome.drafted_by)
-            self._by_draft["rounds"].labels(draft).inc()
-            self._by_draft["tokens"].labels(draft).inc(outcome.num_drafted)
-            self._by_draft["accepted_tokens"].labels(draft).inc(outcome.num_accepted)
+            self._by_draft.observe(outcome)
             self._prepared.inc(outcome.prepared)
             self._accepted.inc(outcome.num_accepted)
             self._wasted.inc(outcome.num_drafted - outcome.num_accepted)
@@ -239,12 +219,6 @@ class GatewayMetrics:
             stage.observe(seconds)
         if not outcome.num_drafted:
             self._plain_step.observe(outcome.verify_seconds)
-
-    def _draft_label(self, name: str) -> str:
-        """The name itself for the first few, which are as many as will be in a process's life but for a fault."""
-        if name and len(self._draft_names) < _MOST_DRAFTS:
-            self._draft_names.add(name)
-        return name if name in self._draft_names else _OTHER_DRAFT
 
     def observe_failover(self, reason: FailoverReason) -> None:
         self._failovers[reason].inc()
