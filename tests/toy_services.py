@@ -175,8 +175,8 @@ def _is(fleet: Fleet, status: str, *, all_up: bool) -> bool:
 
 
 async def _watched(pulse: ModelPulse, service: ToyService) -> asyncio.Task[None]:
-    async def note(is_well: bool) -> None:
-        service.health.append(is_well)
+    async def note(fault: str | None) -> None:
+        service.health.append(fault is None)
 
     await pulse.first()
     return asyncio.create_task(pulse.watch(note))

@@ -40,20 +40,22 @@ class ModelPulse:
         await self._compute_one()
         self._fault = None
 
-    async def watch(self, changed: Callable[[bool], Awaitable[None]]) -> None:
-        """Look again and again, and tell of changes: whether the model computes. Ends by being cancelled."""
+    async def watch(self, changed: Callable[[str | None], Awaitable[None]]) -> None:
+        """Look again and again; tell when the model stops computing (why), and when it computes again (None).
+
+        Ends by being cancelled."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(self._look_seconds)
             if self._worker.last_success >= before:
                 await self._set(None, changed)
                 continue
+            began = time.monotonic()
             computing = asyncio.create_task(self._compute_one())
             try:
-                if not (await asyncio.wait([computing], timeout=self._stall_seconds))[0]:
-                    if self._worker.last_success < before:
+                while not (await asyncio.wait([computing], timeout=self._look_seconds))[0]:
+                    if time.monotonic() - max(began, self._worker.last_success) >= self._stall_seconds:
                         await self._set(f"the model has not finished a step for {self._stall_seconds:g} s", changed)
-                    await asyncio.wait([computing])
                 await self._set(self._fault_of(computing), changed)
             finally:
                 computing.cancel()
@@ -79,7 +81,7 @@ class ModelPulse:
         finally:
             self._worker.end_session(session)
 
-    async def _set(self, fault: str | None, changed: Callable[[bool], Awaitable[None]]) -> None:
+    async def _set(self, fault: str | None, changed: Callable[[str | None], Awaitable[None]]) -> None:
         was_well, self._fault = self._fault is None, fault
         if was_well is not (fault is None):
-            await changed(fault is None)
+            await changed(fault)

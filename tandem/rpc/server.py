@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import grpc
 import structlog
@@ -27,8 +27,8 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second service on a taken port must fail, not share it
 )
 
-# Calls its argument when the service becomes able, or unable, to do its work.
-Watch = Callable[[Callable[[bool], Awaitable[None]]], Awaitable[None]]
+# Calls its argument when the service becomes unable to do its work, with the reason, and able again, with None.
+Watch = Callable[[Callable[[str | None], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
 class RpcServer:
@@ -92,9 +92,12 @@ class RpcServer:
         gc.freeze()  # the model libraries' million objects stay for good: no collection need look at them again
         log = structlog.get_logger()
 
-        async def changed(is_well: bool) -> None:  # noqa: FBT001 (one value, which its name says)
-            log.log(logging.INFO if is_well else logging.ERROR, "ready" if is_well else "not_ready")
-            await self.set_serving(serving=is_well)
+        async def changed(fault: str | None) -> None:
+            if fault is None:
+                log.info("ready")
+            else:
+                log.error("not_ready", reason=fault)
+            await self.set_serving(serving=fault is None)
 
         watching = None if watch is None else asyncio.create_task(watch(changed))
         received = await signals.get()

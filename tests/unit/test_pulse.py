@@ -27,8 +27,8 @@ class Watched:
     pulse: ModelPulse
     changes: list[bool] = field(default_factory=list)
 
-    async def changed(self, is_well: bool) -> None:
-        self.changes.append(is_well)
+    async def changed(self, fault: str | None) -> None:
+        self.changes.append(fault is None)
 
     def fault(self) -> str:
         try:
