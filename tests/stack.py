@@ -129,6 +129,8 @@ class Stack:
     def _model_service(self, module: str, role: str, model: str, port: int, common: Mapping[str, str]) -> Service:
         prefix = f"TANDEM_{role.upper()}_"
         metrics_port = free_port()
+        # The default, 1 GiB, is written to when a service starts; 64 MiB are 40,000 tokens of a tiny model in float64.
+        memory = {} if model in ("", "bundled") else {prefix + "KV_CACHE_BYTES": str(64 << 20)}
         return Service(
             module,
             {
@@ -137,6 +139,7 @@ class Stack:
                 prefix + "HOST": self.host,
                 prefix + "PORT": str(port),
                 prefix + "METRICS_PORT": str(metrics_port),
+                **memory,
                 **common,
             },
             self.folder / f"{role}-{port}.log",

@@ -24,6 +24,8 @@ LIMIT_SECONDS = 60.0
 SETTINGS = {
     "TANDEM_GATEWAY_MAX_CONCURRENT_REQUESTS": "4",  # fewer than clients: some leave the queue
     "TANDEM_GATEWAY_MAX_N": "4",
+    # 8192 tokens, in float64: the largest requests, of three long answers, wait for each other's blocks.
+    "TANDEM_TARGET_KV_CACHE_BYTES": str(8192 * 3 * 2 * 2 * 16 * 8),
     "TANDEM_GATEWAY_WRITE_TIMEOUT_SECONDS": "2",
     "TANDEM_GATEWAY_HEADER_TIMEOUT_SECONDS": "2",
     "TANDEM_GATEWAY_BODY_TIMEOUT_SECONDS": "2",

@@ -37,6 +37,8 @@ SETTINGS = {
     "TANDEM_GATEWAY_DRAFT_FIRST_TIMEOUT_SECONDS": "5",
     "TANDEM_GATEWAY_MAX_CONCURRENT_REQUESTS": "4",
     "TANDEM_GATEWAY_MAX_N": "4",
+    # 2048 tokens, in float64, at each target: requests wait for blocks, and after a failover blocks are taken away.
+    "TANDEM_TARGET_KV_CACHE_BYTES": str(2048 * 3 * 2 * 2 * 16 * 8),
     "TANDEM_GATEWAY_WRITE_TIMEOUT_SECONDS": "5",
     "TANDEM_GATEWAY_HEADER_TIMEOUT_SECONDS": "5",
     "TANDEM_GATEWAY_BODY_TIMEOUT_SECONDS": "5",
