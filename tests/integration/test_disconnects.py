@@ -10,22 +10,21 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tests.gauges import base_of, check_nothing_leaked, held
 from tests.seeded import Question, ask, leave, questions
 from tests.stack import Stack
-from tests.tiny_models import write_draft, write_target
+from tests.steady import KV_BYTES_PER_TOKEN, steady_stack
 
 LEAVERS = 8
 LIMIT_SECONDS = 60.0
 SETTINGS = {
     "TANDEM_GATEWAY_MAX_CONCURRENT_REQUESTS": "4",  # fewer than clients: some leave the queue
     "TANDEM_GATEWAY_MAX_N": "4",
-    # 8192 tokens, in float64: the largest requests, of three long answers, wait for each other's blocks.
-    "TANDEM_TARGET_KV_CACHE_BYTES": str(8192 * 3 * 2 * 2 * 16 * 8),
+    # The largest requests, of three long answers, wait for each other's blocks.
+    "TANDEM_TARGET_KV_CACHE_BYTES": str(8192 * KV_BYTES_PER_TOKEN),
     "TANDEM_GATEWAY_WRITE_TIMEOUT_SECONDS": "2",
     "TANDEM_GATEWAY_HEADER_TIMEOUT_SECONDS": "2",
     "TANDEM_GATEWAY_BODY_TIMEOUT_SECONDS": "2",
@@ -34,16 +33,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder: Path = tmp_path_factory.mktemp("disconnects")
-    target = write_target(folder / "target")
-    draft = write_draft(target, folder / "draft", noise=0.03)
-    with Stack(
-        folder=folder,
-        target_model=str(target),
-        draft_model=str(draft),
-        target_module="tests.steady_target",
-        settings=SETTINGS,
-    ) as running:
+    with steady_stack(tmp_path_factory.mktemp("disconnects"), settings=SETTINGS) as running:
         yield running
 
 

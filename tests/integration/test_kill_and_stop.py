@@ -16,7 +16,7 @@ import pytest
 from tests.gauges import base_of, check_nothing_leaked
 from tests.seeded import Progress, Question, in_parallel, questions
 from tests.stack import Service, Stack
-from tests.tiny_models import write_draft, write_target
+from tests.steady import steady_stack
 
 AT_ONCE = 5
 LIMIT_SECONDS = 150.0  # a killed service takes a while to start on a busy machine
@@ -32,17 +32,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("faults")
-    target = write_target(folder / "target")
-    draft = write_draft(target, folder / "draft", noise=0.03)
-    with Stack(
-        folder=folder,
-        target_model=str(target),
-        draft_model=str(draft),
-        num_targets=2,
-        target_module="tests.steady_target",
-        settings=SETTINGS,
-    ) as running:
+    with steady_stack(tmp_path_factory.mktemp("faults"), settings=SETTINGS, num_targets=2) as running:
         yield running
 
 

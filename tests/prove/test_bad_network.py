@@ -18,7 +18,7 @@ import pytest
 from tests.gauges import base_of, check_nothing_leaked
 from tests.seeded import in_parallel, questions
 from tests.stack import Stack
-from tests.tiny_models import write_draft, write_target
+from tests.steady import steady_stack
 
 NETEM = ("netem", "delay", "20ms", "loss", "1%")
 GATEWAY_END, SERVICES_END = "10.203.117.1", "10.203.117.2"  # a network that nothing else is likely to use
@@ -64,18 +64,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             within = open_ones.enter_context(bad_link())
         except RuntimeError as error:
             pytest.skip(f"no network namespaces with tc netem here: {error}")
-        target = write_target(folder / "target")
-        draft = write_draft(target, folder / "draft", noise=0.03)
-        yield open_ones.enter_context(
-            Stack(
-                folder=folder,
-                target_model=str(target),
-                draft_model=str(draft),
-                target_module="tests.steady_target",
-                host=SERVICES_END,
-                prefix=within,
-            )
-        )
+        yield open_ones.enter_context(steady_stack(folder, settings={}, host=SERVICES_END, prefix=within))
 
 
 @pytest.mark.prove
