@@ -1,4 +1,4 @@
-"""A stack whose texts under a seed are equal without exception: tests/steady_target, and a draft. For tests of faults."""
+"""A stack whose texts under a seed are equal without exception, by tests/steady_target. For tests of faults."""
 
 from __future__ import annotations
 
