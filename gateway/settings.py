@@ -69,7 +69,7 @@ class Settings(BaseSettings):
         32, ge=1, description="answers generated at once; a request with several prompts counts once per prompt"
     )
     assumed_answer_tokens: int = Field(
-        1024,
+        512,
         ge=1,
         description="the target's KV memory is kept for so long an answer where a request names no max_tokens",
     )
