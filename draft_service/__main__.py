@@ -44,11 +44,12 @@ async def serve() -> None:
         drafters["auto"] = LookupDrafter(
             min_match=settings.min_ngram, table=table, least_certainty=settings.least_certainty
         )
-    engine = None
+    engine = pulse = None
     if settings.model:
         # Imported here: without a model nothing needs torch, and the service starts in half a second, in 70 MB.
         from draft_service.drafters.model import ModelDrafter
         from tandem.engine.factory import start_engine
+        from tandem.engine.pulse import ModelPulse
 
         log.info("loading", model=settings.model, num_layers=settings.num_layers)
         engine = await asyncio.to_thread(
@@ -73,6 +74,9 @@ async def serve() -> None:
     model_info = _model_info(None if engine is None else engine.info, table)
     metrics.describe(model_info, threads=settings.threads, drafters=tuple(drafters))
     try:
+        if engine is not None:
+            pulse = ModelPulse(engine.worker, stall_seconds=settings.stall_timeout_seconds)
+            await pulse.first()
         info = DraftInfo(
             model=model_info,
             drafters=tuple(drafters),
@@ -84,6 +88,7 @@ async def serve() -> None:
             info=info,
             drafters=drafters,
             slots=SessionSlots(max_sessions=settings.max_sessions, metrics=metrics),
+            check=_always_well if pulse is None else pulse.check,
         )
         server = RpcServer(
             host=settings.host,
@@ -101,11 +106,15 @@ async def serve() -> None:
             drafters=",".join(drafters),
             model=settings.model or None,
         )
-        await server.serve_until_signal()
+        await server.serve_until_signal(None if pulse is None else pulse.watch)
     finally:
         if engine is not None:
             engine.worker.close()
         tracing.close()
+
+
+def _always_well() -> None:
+    """n-grams have no device that could hang."""
 
 
 def _model_info(model: ModelInfo | None, table: NgramTable | None) -> ModelInfo | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -21,14 +21,25 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     """The draft service's two calls."""
 
-    def __init__(self, *, info: DraftInfo, drafters: Mapping[str, Drafter], slots: SessionSlots) -> None:
+    def __init__(
+        self,
+        *,
+        info: DraftInfo,
+        drafters: Mapping[str, Drafter],
+        slots: SessionSlots,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check` raises Unavailable while the model does not compute."""
         self._info = info
         self._drafters = drafters
         self._slots = slots
+        self._check = check
 
     async def Describe(  # noqa: N802 - the name is the proto's
         self, request: draft_pb2.DraftServiceDescribeRequest, context: Context
     ) -> draft_pb2.DraftServiceDescribeResponse:
+        async with errors_as_status(context):
+            self._check()
         return codec.draft_info_to_pb(self._info)
 
     # Writes instead of yielding, as the target's Verify does.

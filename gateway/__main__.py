@@ -69,6 +69,7 @@ def build_server(settings: Settings, app: FastAPI, admission: Admission) -> Drai
         header_timeout_seconds=settings.header_timeout_seconds,
         body_timeout_seconds=settings.body_timeout_seconds,
         write_timeout_seconds=settings.write_timeout_seconds,
+        max_connections=settings.max_connections,
     )
     config = uvicorn.Config(
         app,
@@ -98,7 +99,6 @@ def serve() -> None:
     if keys is None and settings.host not in _THIS_MACHINE:
         log.warning("open_to_everyone", host=settings.host, remedy="TANDEM_GATEWAY_API_KEYS_FILE")
     metrics = GatewayMetrics(max_num_draft_tokens=settings.max_num_draft_tokens)
-    admission = Admission(max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests)
     fleet = Fleet(
         targets=settings.target_addresses,
         drafts=settings.draft_addresses,
@@ -121,9 +121,15 @@ def serve() -> None:
             key_file=settings.rpc_key_file,
         ),
     )
+    admission = Admission(
+        max_running=settings.max_concurrent_requests,
+        max_queued=settings.max_queued_requests,
+        replicas=fleet.replicas,
+    )
     tracing = start_tracing("gateway", TracingSettings())
     app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing)
     server = build_server(settings, app, admission)
+    metrics.watch_connections(lambda: len(server.server_state.connections))
     if settings.metrics_port is not None:
         port = serve_metrics(metrics.registry, host=settings.host, port=settings.metrics_port)
         log.info("serving_metrics", port=port)

@@ -55,7 +55,9 @@ def create_app(
     everyone is let in; without `tracing` there are no traces."""
     traced = tracing or NoTracing()
     places = admission or Admission(
-        max_running=settings.max_concurrent_requests, max_queued=settings.max_queued_requests
+        max_running=settings.max_concurrent_requests,
+        max_queued=settings.max_queued_requests,
+        replicas=fleet.replicas,
     )
     generation = Generation(settings=settings, backends=fleet, metrics=metrics, admission=places, tracing=traced)
 
@@ -94,6 +96,7 @@ def create_app(
     metrics.watch(
         running=lambda: places.running,
         waiting=lambda: places.waiting,
+        promised_tokens=lambda: places.num_promised_tokens,
         target_up=lambda: fleet.readiness().status != "unavailable",
         draft_up=(lambda: fleet.draft_info is not None) if settings.draft_addresses else None,
     )

@@ -46,6 +46,7 @@ class Proposal:
     service_seconds: float = 0.0  # inside the draft service
     num_bytes: int = 0  # of the draft's message
     prepared: bool = False  # it was ready when it was asked for
+    drafted_by: str = ""  # what the service drafts with: DraftInfo.name
 
 
 class DraftSession(Protocol):

@@ -66,6 +66,7 @@ _HTTP_CODES: Mapping[int, str] = {
     413: "request_too_large",
     415: "unsupported_media_type",
     431: "headers_too_large",
+    503: "unavailable",
 }
 
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
-from gateway.backends import TargetSession
+from gateway.backends import Target, TargetSession
 from tandem.errors import InternalError, OutOfStep, Overloaded, TandemError, TimedOut, Unavailable
 from tandem.types import Draft, SessionStart, Verdict
 
@@ -56,9 +56,9 @@ class Replicas(Protocol):
     def seconds_since_up(self) -> float:
         """Since one of them was last known to be up."""
 
-    def open(self, start: SessionStart, *, patience: float) -> TargetSession:
-        """A session at the best of them; its prefill begins at once. `patience` multiplies the time after which an
-        answer is late. Raises Unavailable when none is up."""
+    def open(self, start: SessionStart, *, patience: float, address: str | None = None) -> TargetSession:
+        """A session at the best of them, or the one at `address` where that takes any; its prefill begins at once.
+        `patience` multiplies the time after which an answer is late. Raises Unavailable when none is up."""
 
 
 class FailoverTarget:
@@ -70,9 +70,26 @@ class FailoverTarget:
         self._limit_seconds = limit_seconds
         self._observe = observe
 
-    def open(self, start: SessionStart) -> FailoverSession:
+    def at(self, address: str | None) -> Target:
+        """The same targets, of which the one at `address` is asked first; None: the best."""
+        return _PlacedTarget(self, address)
+
+    def open(self, start: SessionStart, *, address: str | None = None) -> FailoverSession:
         """Raises Unavailable where no target is up, and none was within the limit."""
-        return FailoverSession(self._replicas, start, limit_seconds=self._limit_seconds, observe=self._observe)
+        return FailoverSession(
+            self._replicas, start, address=address, limit_seconds=self._limit_seconds, observe=self._observe
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _PlacedTarget:
+    """gateway.backends.Target: sessions that begin at one certain replica."""
+
+    targets: FailoverTarget
+    address: str | None
+
+    def open(self, start: SessionStart) -> FailoverSession:
+        return self.targets.open(start, address=self.address)
 
 
 class FailoverSession:
@@ -83,6 +100,7 @@ class FailoverSession:
         replicas: Replicas,
         start: SessionStart,
         *,
+        address: str | None,
         limit_seconds: float,
         observe: Callable[[FailoverReason], None],
     ) -> None:
@@ -92,7 +110,7 @@ class FailoverSession:
         self._observe = observe
         self._session: TargetSession | None = None
         try:
-            self._session = replicas.open(start, patience=1.0)
+            self._session = replicas.open(start, patience=1.0, address=address)
         except Unavailable:
             if replicas.seconds_since_up >= limit_seconds:
                 raise

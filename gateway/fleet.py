@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import grpc
 
+from gateway.backends import Target
 from gateway.failover import FailoverReason, FailoverTarget
 from gateway.grpc_backends import Deadlines, GrpcDrafts, GrpcTargets
+from gateway.kv_room import Replica
 from gateway.peers import Peer
 from gateway.served import Readiness, ServedModel
 from gateway.tokenizer import Tokenizer
@@ -91,17 +94,38 @@ class Fleet:
 
     @property
     def draft_info(self) -> DraftInfo | None:
-        """Of the first draft service that is up."""
-        return next((peer.info for peer in self._drafts if peer.up), None)
+        """Of the first draft service that is up, with the drafters of all: while one replaces another, a request may
+        name any of theirs."""
+        infos = [peer.info for peer in self._drafts if peer.up and peer.info is not None]
+        if not infos:
+            return None
+        drafters = dict.fromkeys(name for info in infos for name in info.drafters)
+        most = max(info.max_draft_tokens for info in infos)
+        return replace(infos[0], drafters=tuple(drafters), max_draft_tokens=most)
+
+    def target_at(self, address: str | None) -> Target:
+        """Sessions begin at the target of that address, where it takes any; None: at the best."""
+        return self.target.at(address)
+
+    def replicas(self) -> Sequence[Replica]:
+        """The targets that take sessions now, the fastest first."""
+        up = [peer for peer in self._targets if peer.up]
+        certain = [peer for peer in up if not peer.doubtful]
+        return [_replica(peer) for peer in sorted(certain or up, key=lambda peer: peer.rounds.mean_seconds)]
+
+    def known_replicas(self) -> Sequence[Replica]:
+        """The targets that have ever been reached, up or not."""
+        return [_replica(peer) for peer in self._targets if peer.info is not None]
 
     def readiness(self) -> Readiness:
-        """Ready: a target and a draft. Degraded: a target alone. Else unavailable. With the reasons."""
+        """Ready: a target and a draft. Degraded: a target alone. Else unavailable. The reasons name every service that
+        cannot be used, also where others can."""
         reasons = tuple(peer.reason for peer in self._peers if not peer.up)
         if self._served is None or not any(peer.up for peer in self._targets):
             return Readiness("unavailable", reasons)
         if not self._drafts:
-            return Readiness("degraded", ("no draft service is configured: plain decoding",))
-        return Readiness("degraded" if reasons else "ready", reasons)
+            return Readiness("degraded", (*reasons, "no draft service is configured: plain decoding"))
+        return Readiness("ready" if any(peer.up for peer in self._drafts) else "degraded", reasons)
 
     async def _accept_target(self, info: TargetInfo, channel: grpc.aio.Channel) -> None:
         async with self._accepting:
@@ -126,6 +150,10 @@ class Fleet:
                 f"its tokenizer ({info.model.model_id}: {info.model.tokenizer_fingerprint}) is not the target's "
                 f"({target.model_id}: {target.tokenizer_fingerprint}); choose a draft of the same family"
             )
+
+
+def _replica(peer: Peer[TargetInfo]) -> Replica:
+    return Replica(address=peer.address, kv_cache=None if peer.info is None else peer.info.kv_cache)
 
 
 def _differences(replica: TargetInfo, served: TargetInfo) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import TypeVar
 
-from gateway.admission import Admission
+from gateway.admission import Admission, Grant
 from gateway.answer import Answer, Delta
 from gateway.draft_length import DraftLengths
 from gateway.jobs import Choice, Job
@@ -54,24 +54,27 @@ class Generation:
         Close it (`aclosing`) to stop: sessions and places are given back before `aclose` returns.
         """
         began = time.perf_counter()
-        await self._in_time(self._admission.acquire(len(job.choices)), job)
+        grant = await self._in_time(self._admission.acquire([choice.size for choice in job.choices]), job)
         try:
             self._tracing.past("queue", seconds=time.perf_counter() - began, attributes={})
             if len(job.choices) == 1:
-                async with aclosing(self._answer(job, job.choices[0], asyncio.Event())) as deltas:
+                async with aclosing(self._answer(job, job.choices[0], asyncio.Event(), grant.target_of(0))) as deltas:
                     async for delta in deltas:
                         yield 0, delta
             else:
-                async with aclosing(self._merged(job)) as merged:
+                async with aclosing(self._merged(job, grant)) as merged:
                     async for index, delta in merged:
                         yield index, delta
             if (length := job.tally.acceptance_length) is not None:
                 self._metrics.observe_acceptance_length(length)
         finally:
-            self._admission.release(len(job.choices))
+            self._admission.release(grant)
 
-    async def _answer(self, job: Job, choice: Choice, prompt_ready: asyncio.Event) -> AsyncGenerator[Delta]:
-        """One answer. The last delta comes when the sessions are closed already.
+    async def _answer(
+        self, job: Job, choice: Choice, prompt_ready: asyncio.Event, address: str | None
+    ) -> AsyncGenerator[Delta]:
+        """One answer, begun by the target at `address`, where there is one. The last delta comes when the sessions are
+        closed already.
 
         A prompt's first answer sets `prompt_ready` with its first token, the others wait for it.
         """
@@ -89,7 +92,7 @@ class Generation:
                 max_length=choice.start.prompt_length + choice.rules.max_tokens,
                 plan=job.plan,
                 length=self._lengths.start(job.plan),
-                target=self._backends.target,
+                target=self._backends.target_at(address),
                 drafts=self._backends.drafts,
             )
             is_first = True
@@ -122,14 +125,15 @@ class Generation:
         finally:
             self._metrics.observe_answer(outcome, num_tokens=answer.num_tokens, seconds_after_first=last_at - first_at)
 
-    async def _merged(self, job: Job) -> AsyncGenerator[tuple[int, Delta]]:
+    async def _merged(self, job: Job, grant: Grant) -> AsyncGenerator[tuple[int, Delta]]:
         """All answers at once, their deltas as they come. The first to fail ends all."""
         queue: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue(maxsize=len(job.choices))
         prompts_ready = [asyncio.Event() for choice in job.choices if choice.sample == 0]
 
         async def pump(index: int, choice: Choice) -> None:
             try:
-                async with aclosing(self._answer(job, choice, prompts_ready[choice.prompt])) as deltas:
+                answer = self._answer(job, choice, prompts_ready[choice.prompt], grant.target_of(index))
+                async with aclosing(answer) as deltas:
                     async for delta in deltas:
                         await queue.put((index, delta))
             except Exception as error:  # noqa: BLE001 (raised again by who reads the queue)

@@ -58,9 +58,10 @@ class GrpcTargets:
             return 0.0
         return time.monotonic() - max(peer.last_up for peer in self._peers)
 
-    def open(self, start: SessionStart, *, patience: float) -> GrpcTargetSession:
+    def open(self, start: SessionStart, *, patience: float, address: str | None = None) -> GrpcTargetSession:
         """Raises Unavailable when no target is up."""
-        chosen = best(self._peers)
+        named = [peer for peer in self._peers if peer.address == address and peer.up and not peer.doubtful]
+        chosen = best(named or self._peers)
 
         def another_is_up() -> bool:
             return any(peer.up and not peer.doubtful for peer in self._peers if peer is not chosen)
@@ -200,6 +201,7 @@ class GrpcDraftSession:
             service_seconds=response.queue_seconds + response.forward_seconds,
             num_bytes=response.draft.ByteSize(),
             prepared=response.prepared,
+            drafted_by=self._link.drafts_with,
         )
 
     def close(self) -> None:
@@ -271,6 +273,7 @@ class _DraftLink:
 
     def __init__(self, peer: Peer[DraftInfo], start: SessionStart, deadlines: Deadlines, *, drafter: str) -> None:
         self.peer = peer
+        self.drafts_with = "" if peer.info is None else peer.info.name
         self._deadlines = deadlines
         self._text = PeerText(len(start.token_ids))
         self._is_first = True

@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with the two bounds it lacks: how large what is no body may be, how long it may take.
+"""uvicorn's HTTP protocol with the bounds it lacks: how large what is no body may be, how long it may take, and how
+many connections there may be.
 
 Without them a client that sends a header without end fills the memory, and one that sends a byte now and then keeps its
 connection for good: every byte resets uvicorn's keep-alive timer, and middleware sees a request only when its head is
@@ -18,8 +19,11 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.connection import WriteBoundedProtocol
-from gateway.errors import http_error_body
+from gateway.errors import RETRY_AFTER_SECONDS, http_error_body
 
+# Connections beyond the limit that are still told so; those beyond these are cut without a word.
+_TOLD_BEYOND: Final = 64
+_TELL_SECONDS: Final = 2.0  # for one of them to ask for something, which is what can be answered
 _BODY_MARGIN_SECONDS: Final = 5.0  # after which a body's own limit, which has an answer, must have ended it
 
 
@@ -42,6 +46,7 @@ class BoundedProtocol(WriteBoundedProtocol):
         header_timeout_seconds: float,
         body_timeout_seconds: float,
         write_timeout_seconds: float,
+        max_connections: int,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop, write_timeout_seconds=write_timeout_seconds)
         self._max_header_bytes = max_header_bytes
@@ -53,17 +58,26 @@ class BoundedProtocol(WriteBoundedProtocol):
         self._in_head = True  # of a request, or before it
         self._began = False  # a request's first byte is here, its last one is not
         self._refused = False
+        self._max_connections = max_connections
+        self._surplus = False  # one connection too many
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_within(self._header_timeout_seconds)
+        self._surplus = len(self.connections) > self._max_connections
+        if len(self.connections) > self._max_connections + _TOLD_BEYOND:
+            transport.abort()
+        else:
+            self._expect_within(_TELL_SECONDS if self._surplus else self._header_timeout_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_deadline()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._surplus:  # answered now, and not on arrival: a client that still sends would never read it
+            self._refuse(503, f"{self._max_connections} connections are open already; try again soon")
+            return
         if not self._began:
             self._began = True
             self._expect_within(self._header_timeout_seconds)
@@ -131,8 +145,9 @@ class BoundedProtocol(WriteBoundedProtocol):
         structlog.get_logger().warning("request_refused", status=status)
         if self._in_head and not self._answering:
             body = orjson.dumps(http_error_body(status, message))
+            again = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == 503 else ""
             head = (
-                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+                f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n{again}"
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode() + body)

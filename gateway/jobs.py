@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from gateway.answer import AnswerRules, SpeculationTally
 from gateway.echo import Echo, echo_of
 from gateway.fields import Speculation
+from gateway.kv_room import AnswerSize, check_room
 from gateway.schemas import ChatBody, CompletionBody, GenerationBody
 from gateway.seeds import draw_seed, seed_of_choice
 from gateway.served import Backends, ServedModel
@@ -36,6 +37,7 @@ class Choice:
     rules: AnswerRules
     prompt: int
     sample: int
+    size: AnswerSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +157,7 @@ class JobMaker:
         sampling = _sampling(body, served)
         seed = draw_seed() if body.seed is None else body.seed
         verification = _verification(body)
+        names_length = body.token_limit is not None or default is not None
         scores_prompt = isinstance(body, CompletionBody) and body.echo and body.num_logprobs is not None
         choices: list[Choice] = []
         for number, token_ids in enumerate(prompts):
@@ -165,6 +168,11 @@ class JobMaker:
                 end_token_ids=frozenset(sampling.end_token_ids),
                 stops=body.stops,
                 include_stop=body.include_stop_str_in_output,
+            )
+            size = AnswerSize(
+                prompt=number,
+                num_prompt_tokens=len(token_ids),
+                num_answer_tokens=max_tokens if names_length else min(max_tokens, self._settings.assumed_answer_tokens),
             )
             for sample in range(body.n):
                 start = SessionStart(
@@ -177,7 +185,8 @@ class JobMaker:
                     prompt_logprobs=scores_prompt and sample == 0,
                     request_id=request_id,
                 )
-                choices.append(Choice(start=start, rules=rules, prompt=number, sample=sample))
+                choices.append(Choice(start=start, rules=rules, prompt=number, sample=sample, size=size))
+        check_room([choice.size for choice in choices], self._backends.known_replicas())
         return Job(
             served=served,
             choices=tuple(choices),

@@ -29,6 +29,7 @@ from prometheus_client import (
 from prometheus_client.exposition import choose_encoder
 
 from gateway.answer import round_seconds
+from gateway.draft_series import SeriesByDraft
 from gateway.failover import FailoverReason
 from gateway.speculate import Round
 from tandem import __version__
@@ -80,6 +81,7 @@ class GatewayMetrics:
             "position",
         )
         self._accepted_at = [per_position.labels(str(position)) for position in range(self._positions)]
+        self._by_draft = SeriesByDraft(self.registry)
         self._wasted = self._counter(
             "wasted_draft_tokens",
             "Drafted tokens that are in no answer: rejected, or accepted past the answer's end. Share: "
@@ -179,7 +181,12 @@ class GatewayMetrics:
         )
         self._running = self._gauge("requests_running", "Answers that are being generated")
         self._waiting = self._gauge("requests_waiting", "Requests that wait for their turn")
+        self._promised = self._gauge(
+            "kv_promised_tokens",
+            "Tokens of the targets' KV caches that running answers were promised: prompt and all they may become",
+        )
         self._tasks = self._gauge("tasks", "Tasks of the gateway's event loop; without requests it returns to its base")
+        self._connections = self._gauge("connections_open", "Connections of clients, idle ones included")
         self._backend_up = Gauge(
             "tandem_backend_up", "1 while a service can be used, else 0", ["backend"], registry=self.registry
         )
@@ -196,6 +203,7 @@ class GatewayMetrics:
         if outcome.num_drafted:
             self._drafts.inc()
             self._draft_tokens.inc(outcome.num_drafted)
+            self._by_draft.observe(outcome)
             self._prepared.inc(outcome.prepared)
             self._accepted.inc(outcome.num_accepted)
             self._wasted.inc(outcome.num_drafted - outcome.num_accepted)
@@ -252,6 +260,10 @@ class GatewayMetrics:
             for status in ("2xx", "4xx", "5xx"):
                 self._http.labels(route, status)
 
+    def watch_connections(self, connections: Callable[[], int]) -> None:
+        """Read this at each scrape."""
+        self._connections.set_function(lambda: float(connections()))
+
     def watch_tasks(self, tasks: Callable[[], int]) -> None:
         """Read this at each scrape."""
         self._tasks.set_function(lambda: float(tasks()))
@@ -261,12 +273,14 @@ class GatewayMetrics:
         *,
         running: Callable[[], int],
         waiting: Callable[[], int],
+        promised_tokens: Callable[[], int],
         target_up: Callable[[], bool],
         draft_up: Callable[[], bool] | None,
     ) -> None:
         """Read these at each scrape. No `draft_up`: no draft service is configured, so none can be down."""
         self._running.set_function(lambda: float(running()))
         self._waiting.set_function(lambda: float(waiting()))
+        self._promised.set_function(lambda: float(promised_tokens()))
         self._backend_up.labels("target").set_function(lambda: float(target_up()))
         if draft_up is not None:
             self._backend_up.labels("draft").set_function(lambda: float(draft_up()))

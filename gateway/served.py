@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from gateway.backends import Drafts, Target
+from gateway.kv_room import Replica
 from gateway.tokenizer import Tokenizer
 from tandem.types import DraftInfo, TargetInfo
 
@@ -43,8 +45,8 @@ class Readiness:
 class Backends(Protocol):
     """The model services as the HTTP side sees them."""
 
-    @property
-    def target(self) -> Target: ...
+    def target_at(self, address: str | None) -> Target:
+        """The target, sessions beginning at the replica of that address where that takes any; None: anywhere."""
 
     @property
     def drafts(self) -> Drafts: ...
@@ -57,6 +59,12 @@ class Backends(Protocol):
         """The model that answers. Raises Unavailable until the target has been described."""
 
     def readiness(self) -> Readiness: ...
+
+    def replicas(self) -> Sequence[Replica]:
+        """The targets that take sessions now, the best first."""
+
+    def known_replicas(self) -> Sequence[Replica]:
+        """The targets that have ever been reached, up or not."""
 
     async def start(self) -> None: ...
 

@@ -68,7 +68,14 @@ class Settings(BaseSettings):
     max_concurrent_requests: int = Field(
         32, ge=1, description="answers generated at once; a request with several prompts counts once per prompt"
     )
+    assumed_answer_tokens: int = Field(
+        512,
+        ge=1,
+        description="the target's KV memory is kept for so long an answer where a request names no max_tokens",
+    )
     max_queued_requests: int = Field(128, ge=0, description="requests that may wait for their turn; the next gets 429")
+
+    max_connections: int = Field(512, ge=1, description="open connections; one more is told to come back (503)")
 
     request_timeout_seconds: float = Field(
         600.0, gt=0.0, description="from arrival to the last token, waiting included"

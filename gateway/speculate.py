@@ -21,16 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from gateway.backends import Drafts, DraftSession, DraftWish, Proposal, Target
-from tandem.types import (
-    NO_DRAFT,
-    Draft,
-    DraftlessReason,
-    ServiceTimes,
-    SessionStart,
-    TokenLogprob,
-    TokenOrigin,
-    Verdict,
-)
+from tandem.types import NO_DRAFT, DraftlessReason, ServiceTimes, SessionStart, TokenLogprob, TokenOrigin, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +53,7 @@ class Round:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # with the first round, where asked for
     num_bytes: int = 0  # of draft messages on the wire, both hops
     prepared: bool = False  # the draft was ready when it was asked for
+    drafted_by: str = ""  # the model, or what else drafts, of the service that was asked
 
 
 class DraftLength(Protocol):
@@ -127,13 +119,13 @@ async def _propose(proposer: DraftSession | None, token_ids: list[int], wish: Dr
 
 def _round(proposal: Proposal, verdict: Verdict, *, verify_seconds: float) -> Round:
     """Join what was proposed and what stood into the tokens to emit."""
-    draft: Draft = proposal.draft
-    accepted = draft.token_ids[: verdict.num_accepted]
+    drafted = proposal.draft.token_ids
+    accepted = drafted[: verdict.num_accepted]
     malformed = verdict.draft_error is not None
     return Round(
         token_ids=(*accepted, verdict.token_id),
         origins=(*(TokenOrigin.ACCEPTED for _ in accepted), verdict.origin),
-        num_drafted=0 if malformed else len(draft.token_ids),
+        num_drafted=0 if malformed else len(drafted),
         num_accepted=verdict.num_accepted,
         draftless_reason=DraftlessReason.MALFORMED if malformed else proposal.reason,
         draft_seconds=proposal.seconds,
@@ -144,4 +136,5 @@ def _round(proposal: Proposal, verdict: Verdict, *, verify_seconds: float) -> Ro
         prompt_logprobs=verdict.prompt_logprobs,
         num_bytes=proposal.num_bytes,
         prepared=proposal.prepared and not malformed,
+        drafted_by=proposal.drafted_by,
     )

@@ -90,6 +90,9 @@ class EngineSettings(BaseSettings):
     threads: int = Field(1, ge=1, description="CPU threads; two model processes must not share cores")
     kv_cache_bytes: int = Field(1 << 30, ge=1 << 20, description="memory of the KV cache")
     block_size: int | None = Field(None, ge=1, le=64, description="tokens per KV block; empty: what suits the engine")
+    stall_timeout_seconds: float = Field(
+        30.0, gt=0.0, description="a model that finishes no step for so long is not ready until it does"
+    )
     max_step_tokens: int = Field(256, ge=128, description="tokens per forward: the longest stall by others' prefill")
     attends_in_blocks: bool = Field(
         default=False, description="engine openvino: faster for drafts in long contexts, slower without drafts"

@@ -202,12 +202,25 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvCache:
+    """What all sessions of a service together can have in its cache; each holds whole blocks of `block_size` tokens."""
+
+    num_blocks: int
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInfo:
-    """What a target service says of itself."""
+    """What a target service says of itself; `kv_cache` is None where it does not say."""
 
     model: ModelInfo
     end_token_ids: tuple[int, ...]
     max_sessions: int
+    kv_cache: KvCache | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,3 +232,8 @@ class DraftInfo:
     default_drafter: str
     max_draft_tokens: int
     max_sessions: int
+
+    @property
+    def name(self) -> str:
+        """What it drafts with: its model's id, or its drafters where none needs a model."""
+        return ",".join(self.drafters) if self.model is None else self.model.model_id

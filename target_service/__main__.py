@@ -9,6 +9,7 @@ import time
 import structlog
 
 from tandem.engine.factory import start_engine
+from tandem.engine.pulse import ModelPulse
 from tandem.engine.rejection import RejectionRule, verify
 from tandem.rpc.launch import launch
 from tandem.rpc.server import RpcServer
@@ -17,7 +18,7 @@ from tandem.rpc.tls import server_credentials
 from tandem.service_metrics import ServiceMetrics
 from tandem.settings import TracingSettings
 from tandem.tracing import start_tracing
-from tandem.types import TargetInfo
+from tandem.types import KvCache, TargetInfo
 from tandem.v1 import target_pb2, target_pb2_grpc
 from target_service.servicer import TargetServicer
 from target_service.settings import TargetSettings
@@ -45,12 +46,21 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
     )
     metrics.describe(engine.info, threads=settings.threads)
     try:
-        info = TargetInfo(model=engine.info, end_token_ids=engine.end_token_ids, max_sessions=settings.max_sessions)
+        pulse = ModelPulse(engine.worker, stall_seconds=settings.stall_timeout_seconds)
+        await pulse.first()
+        pool = engine.worker.pool
+        info = TargetInfo(
+            model=engine.info,
+            end_token_ids=engine.end_token_ids,
+            max_sessions=settings.max_sessions,
+            kv_cache=KvCache(num_blocks=pool.num_blocks, block_size=pool.block_size),
+        )
         servicer = TargetServicer(
             info=info,
             tokenizer_files=engine.tokenizer_files,
             verifier=Verifier(engine.worker, rejection_rule=rejection_rule),
             slots=SessionSlots(max_sessions=settings.max_sessions, metrics=metrics),
+            check=pulse.check,
         )
         server = RpcServer(
             host=settings.host,
@@ -72,7 +82,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
             context_length=engine.info.context_length,
             load_seconds=round(time.monotonic() - began, 2),
         )
-        await server.serve_until_signal()
+        await server.serve_until_signal(pulse.watch)
     finally:
         engine.worker.close()
         tracing.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -24,16 +24,26 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     """The target's three calls."""
 
     def __init__(
-        self, *, info: TargetInfo, tokenizer_files: Mapping[str, bytes], verifier: Verifier, slots: SessionSlots
+        self,
+        *,
+        info: TargetInfo,
+        tokenizer_files: Mapping[str, bytes],
+        verifier: Verifier,
+        slots: SessionSlots,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
+        """`check` raises Unavailable while the model does not compute."""
         self._info = codec.target_info_to_pb(info)
         self._files = tokenizer_files
         self._verifier = verifier
         self._slots = slots
+        self._check = check
 
     async def Describe(  # noqa: N802 - the name is the proto's
         self, request: target_pb2.TargetServiceDescribeRequest, context: Context
     ) -> target_pb2.TargetServiceDescribeResponse:
+        async with errors_as_status(context):
+            self._check()
         return self._info
 
     async def FetchTokenizer(  # noqa: N802

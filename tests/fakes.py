@@ -37,6 +37,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from gateway.backends import DraftWish, Proposal
 from gateway.detokenize import byte_level_alphabet
+from gateway.kv_room import Replica
 from gateway.served import Readiness, ServedModel
 from gateway.tokenizer import Tokenizer
 from tandem.errors import Unavailable
@@ -282,6 +283,8 @@ class FakeFleet:
     draft_info: DraftInfo | None = DRAFT_INFO
     state: Readiness = Readiness("ready")  # noqa: RUF009 (frozen)
     calls: list[str] = field(default_factory=list)
+    targets: Sequence[Replica] = ()  # by what admission goes
+    placed: list[str | None] = field(default_factory=list)  # of each answer, where it was to begin
 
     @classmethod
     def following(cls, script: Script, *, wrong_at: Callable[[int], bool] = never) -> FakeFleet:
@@ -295,6 +298,16 @@ class FakeFleet:
 
     def readiness(self) -> Readiness:
         return self.state
+
+    def target_at(self, address: str | None) -> ScriptedTarget:
+        self.placed.append(address)
+        return self.target
+
+    def replicas(self) -> Sequence[Replica]:
+        return self.targets
+
+    def known_replicas(self) -> Sequence[Replica]:
+        return self.targets
 
     async def start(self) -> None:
         self.calls.append("start")

@@ -58,7 +58,11 @@ def build(fleet: FakeFleet | Script, **changes: Any) -> tuple[FastAPI, FakeFleet
     behind = fleet if isinstance(fleet, FakeFleet) else FakeFleet.following(fleet)
     chosen = Settings(**{"num_draft_tokens": 4, **changes})
     metrics = GatewayMetrics(max_num_draft_tokens=chosen.max_num_draft_tokens)
-    admission = Admission(max_running=chosen.max_concurrent_requests, max_queued=chosen.max_queued_requests)
+    admission = Admission(
+        max_running=chosen.max_concurrent_requests,
+        max_queued=chosen.max_queued_requests,
+        replicas=behind.replicas,
+    )
     return create_app(chosen, behind, metrics, admission=admission), behind, admission
 
 

@@ -26,7 +26,8 @@ def base_of(stack: Stack) -> Base:
 
 def held(stack: Stack) -> dict[str, float]:
     """All that must be zero when nobody asks for anything."""
-    places = {name: stack.gateway.metric(name) for name in ("tandem_requests_running", "tandem_requests_waiting")}
+    names = ("tandem_requests_running", "tandem_requests_waiting", "tandem_kv_promised_tokens")
+    places = {name: stack.gateway.metric(name) for name in names}
     return places | {
         f"{service.log.stem} {name}": service.metric(name)
         for service in (*stack.targets, *stack.drafts)

@@ -41,7 +41,7 @@ def metrics_in(expression: str) -> set[str]:
 def exported() -> set[str]:
     """The names of all samples that the three services export."""
     gateway = GatewayMetrics(max_num_draft_tokens=2)
-    gateway.watch(running=int, waiting=int, target_up=bool, draft_up=bool)
+    gateway.watch(running=int, waiting=int, promised_tokens=int, target_up=bool, draft_up=bool)
     gateway.declare_routes(["/v1/models"])
     service = ServiceMetrics()
     service.describe(None, threads=1)

@@ -26,13 +26,15 @@ class Service:
     module: str
     environment: Mapping[str, str]
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | None = None  # from `start` to `kill` or `stop`
     metrics_port: int = 0
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()  # a command that runs the service's command in its own place
 
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", self.module],
+                [*self.prefix, sys.executable, "-m", self.module],
                 env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **self.environment},
                 stdout=log,
                 stderr=log,
@@ -47,12 +49,15 @@ class Service:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+            self.process = None
 
     def stop(self, *, timeout_seconds: float = 20.0) -> int:
         """SIGTERM, and the exit code."""
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(timeout_seconds)
+        code = self.process.wait(timeout_seconds)
+        self.process = None
+        return code
 
     @property
     def running(self) -> bool:
@@ -60,7 +65,7 @@ class Service:
 
     def metric(self, name: str, labels: str = "") -> float:
         """The sum of a metric's samples, or of those whose labels contain `labels`, such as `reason="timeout"`."""
-        text = httpx.get(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=10.0).text
+        text = httpx.get(f"http://{self.host}:{self.metrics_port}/metrics", timeout=10.0).text
         rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         return sum(float(value) for series, value in rows if series.partition("{")[0] == name and labels in series)
 
@@ -69,7 +74,8 @@ class Service:
 class Stack:
     """Targets, drafts and a gateway. `target_model` and `draft_model` are what the services' settings accept.
 
-    `between` gives the port that the gateway is told in place of a service's own, such as a proxy's.
+    `between` gives the port that the gateway is told in place of a service's own, such as a proxy's. Model services
+    listen on `host`, and are started through `prefix`.
     """
 
     folder: Path
@@ -80,6 +86,9 @@ class Stack:
     num_drafts: int = 1
     target_module: str = "target_service"
     between: Callable[[int], int] = lambda port: port
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+    num_spare_drafts: int = 0  # the last of the drafts: the gateway knows their addresses, the test starts them
 
     def __post_init__(self) -> None:
         target_ports = [free_port() for _ in range(self.num_targets)]
@@ -111,31 +120,39 @@ class Stack:
             metrics_port=self.gateway_metrics_port,
         )
         self.services = (*self.targets, *self.drafts, self.gateway)
+        self.spare_drafts = self.drafts[len(self.drafts) - self.num_spare_drafts :]
         self.client = httpx.Client(timeout=300.0)
 
     def _address(self, port: int) -> str:
-        return f"127.0.0.1:{self.between(port)}"
+        return f"{self.host}:{self.between(port)}"
 
     def _model_service(self, module: str, role: str, model: str, port: int, common: Mapping[str, str]) -> Service:
         prefix = f"TANDEM_{role.upper()}_"
         metrics_port = free_port()
+        # The default, 1 GiB, is written to when a service starts; 64 MiB are 40,000 tokens of a tiny model in float64.
+        memory = {} if model in ("", "bundled") else {prefix + "KV_CACHE_BYTES": str(64 << 20)}
         return Service(
             module,
             {
                 prefix + "MODEL": model,
                 prefix + "DTYPE": "float32",
+                prefix + "HOST": self.host,
                 prefix + "PORT": str(port),
                 prefix + "METRICS_PORT": str(metrics_port),
+                **memory,
                 **common,
             },
             self.folder / f"{role}-{port}.log",
             metrics_port=metrics_port,
+            host=self.host,
+            prefix=self.prefix,
         )
 
     def __enter__(self) -> Stack:
         try:
             for service in self.services:
-                service.start()
+                if service not in self.spare_drafts:
+                    service.start()
             self.wait_until("ready")
         except BaseException:
             self.close()
@@ -151,13 +168,15 @@ class Stack:
             service.kill()
 
     def wait_until(self, status: str, *, timeout_seconds: float = START_SECONDS) -> None:
-        """Wait until the gateway's readiness says `status`."""
+        """Wait until the gateway's readiness says `status`; "ready": and no service that runs is missing."""
         end = time.monotonic() + timeout_seconds
         seen: object = "nothing"
         while time.monotonic() < end:
             seen = self.readiness()
             if isinstance(seen, dict) and seen.get("status") == status:
-                return
+                not_running = sum(not service.running for service in (*self.targets, *self.drafts))
+                if status != "ready" or len(seen["reasons"]) <= not_running:
+                    return
             for service in self.services:
                 if status == "ready" and service.process is not None and not service.running:
                     raise AssertionError(f"{service.module} ended:\n{service.log.read_text()[-2000:]}")

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -16,6 +16,7 @@ from draft_service.servicer import DraftServicer
 from gateway.failover import FailoverReason
 from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
+from tandem.engine.pulse import ModelPulse
 from tandem.rpc.sessions import SessionSlots
 from tandem.service_metrics import ServiceMetrics
 from tandem.types import DraftInfo, DraftlessReason, ModelInfo, TargetInfo
@@ -55,6 +56,7 @@ class ToyService:
     metrics: ServiceMetrics
     port: int
     stop: Callable[[], Awaitable[None]]
+    health: list[bool] = field(default_factory=list)  # changes, where its model is watched
 
     @property
     def num_sessions(self) -> int:
@@ -90,30 +92,38 @@ async def toy_fleet(
     wait_for: str = "ready",
     probe_timeout_seconds: float = 5.0,
     failover_seconds: float = 5.0,
+    stall_seconds: float | None = None,
 ) -> AsyncIterator[ToyFleet]:
-    """`between`: the port that the fleet is told in place of a service's own. `infos`: what each target says it is."""
+    """`between`: the port that the fleet is told in place of a service's own. `infos`: what each target says it is.
+    `stall_seconds`: after which a model that does not compute is found out; None: never."""
     failovers: list[FailoverReason] = []
     draft_faults: list[DraftlessReason] = []
     targets, drafts = [], []
+    watching: list[asyncio.Task[None]] = []
     served = TargetInfo(model=INFO, end_token_ids=(265,), max_sessions=64)
     with ExitStack() as stack:
         for number in range(num_targets):
             runner = ToyRunner(MODEL, num_blocks=512, step_seconds=step_seconds)
             worker = stack.enter_context(working(runner))
             metrics = ServiceMetrics()
+            pulse = None if stall_seconds is None else ModelPulse(worker, stall_seconds=stall_seconds)
             target = TargetServicer(
                 info=served if infos is None else infos[number],
                 tokenizer_files=tokenizer_files(),
                 verifier=Verifier(worker),
                 slots=SessionSlots(max_sessions=64, metrics=metrics),
+                check=(lambda: None) if pulse is None else pulse.check,
             )
             server = grpc.aio.server()
             target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
             targets.append(await _started(server, runner, metrics))
+            if pulse is not None:
+                watching.append(await _watched(pulse, targets[-1]))
         for _ in range(num_drafts):
             runner = ToyRunner(DRAFT, num_blocks=512)
             worker = stack.enter_context(working(runner))
             metrics = ServiceMetrics()
+            pulse = None if stall_seconds is None else ModelPulse(worker, stall_seconds=stall_seconds)
             drafters: dict[str, Drafter] = {"model": ModelDrafter(worker, law_size=50)}
             draft = DraftServicer(
                 info=DraftInfo(
@@ -125,10 +135,13 @@ async def toy_fleet(
                 ),
                 drafters=drafters,
                 slots=SessionSlots(max_sessions=64, metrics=metrics),
+                check=(lambda: None) if pulse is None else pulse.check,
             )
             server = grpc.aio.server()
             draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
             drafts.append(await _started(server, runner, metrics))
+            if pulse is not None:
+                watching.append(await _watched(pulse, drafts[-1]))
         fleet = Fleet(
             targets=[f"127.0.0.1:{between(service.port)}" for service in targets],
             drafts=[f"127.0.0.1:{between(service.port)}" for service in drafts],
@@ -142,14 +155,31 @@ async def toy_fleet(
         await fleet.start()
         try:
             async with asyncio.timeout(10):
-                while fleet.readiness().status != wait_for:  # noqa: ASYNC110 - peers have no event to wait for
+                while not _is(fleet, wait_for, all_up=infos is None):  # noqa: ASYNC110 - peers have no event to wait for
                     await asyncio.sleep(0.01)
             yield ToyFleet(fleet, targets, drafts, failovers, draft_faults)
         finally:
             await fleet.close()
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
             for service in (*targets, *drafts):
                 service.go_on()
                 await service.stop()
+
+
+def _is(fleet: Fleet, status: str, *, all_up: bool) -> bool:
+    state = fleet.readiness()
+    missing = [reason for reason in state.reasons if "no draft service is configured" not in reason]
+    return state.status == status and not (all_up and missing)
+
+
+async def _watched(pulse: ModelPulse, service: ToyService) -> asyncio.Task[None]:
+    async def note(fault: str | None) -> None:
+        service.health.append(fault is None)
+
+    await pulse.first()
+    return asyncio.create_task(pulse.watch(note))
 
 
 async def _started(server: grpc.aio.Server, runner: ToyRunner, metrics: ServiceMetrics) -> ToyService:

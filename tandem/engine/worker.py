@@ -20,6 +20,7 @@ be needed. They get the steps in which no other program waits, and only free blo
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import threading
 import time
@@ -82,6 +83,7 @@ class Worker:
         self._sessions: dict[Session, None] = {}  # oldest first; changed on the worker's thread only
         self._forks: dict[Session, Session] = {}  # and whose continuation each is; the same
         self._last_step_seconds = 0.0
+        self._last_success = -math.inf
         self._closing = False
         self._gathering = Gathering()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -184,6 +186,11 @@ class Worker:
         return sum(job.background for job in self._jobs)
 
     @property
+    def last_success(self) -> float:
+        """When the last forward ended that gave numbers (time.monotonic). From any thread."""
+        return self._last_success
+
+    @property
     def last_step_seconds(self) -> float:
         """How long the last forward took: for a program that was just sent logits, theirs."""
         return self._last_step_seconds
@@ -277,6 +284,8 @@ class Worker:
                 self._finish(chunk.job, error=InternalError(f"the model failed: {type(error).__name__}: {error}"))
             return
         seconds = self._last_step_seconds = time.perf_counter() - began
+        if all(finite):
+            self._last_success = time.monotonic()
         self._observer.step(seconds=seconds, num_tokens=batch.num_tokens, num_sequences=batch.num_sequences)
         round_seconds = self._learn(chunks, seconds)
         row = num_answered = 0

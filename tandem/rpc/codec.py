@@ -10,6 +10,7 @@ from tandem.errors import InternalError, InvalidRequest
 from tandem.types import (
     Draft,
     DraftInfo,
+    KvCache,
     ModelInfo,
     PackedLaw,
     SamplingParams,
@@ -264,8 +265,14 @@ def model_from_pb(message: common_pb2.ModelInfo) -> ModelInfo:
 
 
 def target_info_to_pb(info: TargetInfo) -> target_pb2.TargetServiceDescribeResponse:
+    kv_cache = info.kv_cache
     return target_pb2.TargetServiceDescribeResponse(
-        model=model_to_pb(info.model), end_token_ids=pack_ids(info.end_token_ids), max_sessions=info.max_sessions
+        model=model_to_pb(info.model),
+        end_token_ids=pack_ids(info.end_token_ids),
+        max_sessions=info.max_sessions,
+        kv_cache=None
+        if kv_cache is None
+        else target_pb2.KvCache(num_blocks=kv_cache.num_blocks, block_size=kv_cache.block_size),
     )
 
 
@@ -274,7 +281,15 @@ def target_info_from_pb(message: target_pb2.TargetServiceDescribeResponse) -> Ta
         model=model_from_pb(message.model),
         end_token_ids=unpack_ids(message.end_token_ids, field="end_token_ids"),
         max_sessions=message.max_sessions,
+        kv_cache=_kv_cache_from_pb(message.kv_cache) if message.HasField("kv_cache") else None,
     )
+
+
+def _kv_cache_from_pb(message: target_pb2.KvCache) -> KvCache | None:
+    """None for what makes no sense, as for what is not there."""
+    if not message.num_blocks or not message.block_size:
+        return None
+    return KvCache(num_blocks=message.num_blocks, block_size=message.block_size)
 
 
 def draft_info_to_pb(info: DraftInfo) -> draft_pb2.DraftServiceDescribeResponse:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import grpc
 import structlog
@@ -25,6 +26,9 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),  # a second service on a taken port must fail, not share it
 )
+
+# Calls its argument when the service becomes unable to do its work, with the reason, and able again, with None.
+Watch = Callable[[Callable[[str | None], Awaitable[None]]], Coroutine[Any, Any, None]]
 
 
 class RpcServer:
@@ -62,24 +66,44 @@ class RpcServer:
     async def start(self) -> None:
         """Listen and report SERVING. The model must be ready before."""
         await self._server.start()
+        await self.set_serving(serving=True)
+
+    async def set_serving(self, *, serving: bool) -> None:
+        """What health reports from now on. Once `stop` has begun, nothing changes it."""
+        status = health_pb2.HealthCheckResponse
         for name in self._served:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self) -> None:
         """Report NOT_SERVING, refuse new calls, give open streams the grace period, then cut them."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._grace_seconds)
 
-    async def serve_until_signal(self) -> None:
-        """Start, wait for SIGTERM or SIGINT, drain. A second signal ends the grace period at once."""
+    async def serve_until_signal(self, watch: Watch | None = None) -> None:
+        """Start, wait for SIGTERM or SIGINT, drain. A second signal ends the grace period at once.
+
+        `watch` runs meanwhile, and says when the service can do its work and when not.
+        """
         loop = asyncio.get_running_loop()
         signals: asyncio.Queue[int] = asyncio.Queue()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.put_nowait, number)
         await self.start()
         gc.freeze()  # the model libraries' million objects stay for good: no collection need look at them again
-        received = await signals.get()
         log = structlog.get_logger()
+
+        async def changed(fault: str | None) -> None:
+            if fault is None:
+                log.info("ready")
+            else:
+                log.error("not_ready", reason=fault)
+            await self.set_serving(serving=fault is None)
+
+        watching = None if watch is None else asyncio.create_task(watch(changed))
+        received = await signals.get()
+        if watching is not None:
+            watching.cancel()
+            await asyncio.wait([watching])
         log.info("draining", signal=signal.Signals(received).name, grace_seconds=self._grace_seconds)
         stopping = asyncio.create_task(self.stop())
         again = asyncio.create_task(signals.get())

@@ -70,25 +70,58 @@ class TargetServiceDescribeResponse(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     END_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
+    KV_CACHE_FIELD_NUMBER: _builtins.int
     end_token_ids: _builtins.bytes
     """packed: the ids that end an answer"""
     max_sessions: _builtins.int
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo: ...
+    @_builtins.property
+    def kv_cache(self) -> Global___KvCache:
+        """absent: its size is the service's own affair"""
+
     def __init__(
         self,
         *,
         model: _common_pb2.ModelInfo | None = ...,
         end_token_ids: _builtins.bytes = ...,
         max_sessions: _builtins.int = ...,
+        kv_cache: Global___KvCache | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kv_cache", b"kv_cache", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_token_ids", b"end_token_ids", "max_sessions", b"max_sessions", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_token_ids", b"end_token_ids", "kv_cache", b"kv_cache", "max_sessions", b"max_sessions", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TargetServiceDescribeResponse: _TypeAlias = TargetServiceDescribeResponse  # noqa: Y015
+
+@_typing.final
+class KvCache(_message.Message):
+    """What all sessions together can have in the cache. A session holds whole blocks; sessions with the same beginning share
+    the whole blocks of it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_SIZE_FIELD_NUMBER: _builtins.int
+    num_blocks: _builtins.int
+    block_size: _builtins.int
+    """tokens"""
+    def __init__(
+        self,
+        *,
+        num_blocks: _builtins.int = ...,
+        block_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "num_blocks", b"num_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvCache: _TypeAlias = KvCache  # noqa: Y015
 
 @_typing.final
 class FetchTokenizerRequest(_message.Message):

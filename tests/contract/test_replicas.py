@@ -13,7 +13,7 @@ from gateway.draft_length import FixedLength
 from gateway.failover import FailoverReason
 from gateway.speculate import Round, SpeculationPlan, speculate
 from tandem.errors import Unavailable
-from tandem.types import DraftlessReason, SamplingParams, SessionStart, TargetInfo, TokenOrigin, Verification
+from tandem.types import DraftlessReason, KvCache, SamplingParams, SessionStart, TargetInfo, TokenOrigin, Verification
 from tests.fakes import eventually
 from tests.fault_proxy import Fault, FaultProxy
 from tests.toy_services import DEADLINES, INFO, ToyFleet, toy_fleet
@@ -181,7 +181,7 @@ async def test_sessions_go_where_there_are_fewest() -> None:
 async def test_a_target_that_is_no_replica_is_refused_by_name(change: dict[str, str], named: str) -> None:
     served = TargetInfo(model=INFO, end_token_ids=(265,), max_sessions=64)
     other = replace(served, model=replace(INFO, **change))  # type: ignore[arg-type]
-    async with toy_fleet(num_targets=2, num_drafts=1, infos=(served, other), wait_for="degraded") as toys:
+    async with toy_fleet(num_targets=2, num_drafts=0, infos=(served, other), wait_for="degraded") as toys:
         await eventually(lambda: any("no replica" in reason for reason in toys.fleet.readiness().reasons), seconds=5.0)
         (reason,) = (reason for reason in toys.fleet.readiness().reasons if "no replica" in reason)
         # Whichever is reached first is served; the other one is named.
@@ -190,6 +190,30 @@ async def test_a_target_that_is_no_replica_is_refused_by_name(change: dict[str, 
         assert named in reason or served_id != INFO
         await _tokens(toys, _start(), num_tokens=20)
         assert toys.targets[1 if served_id == INFO else 0].runner.num_forwards == 0
+
+
+async def test_each_replicas_kv_cache_is_known_and_answers_begin_where_they_were_promised_room() -> None:
+    caches = (KvCache(num_blocks=512, block_size=4), KvCache(num_blocks=100, block_size=4))
+    infos = [TargetInfo(model=INFO, end_token_ids=(265,), max_sessions=64, kv_cache=cache) for cache in caches]
+    async with toy_fleet(num_targets=2, num_drafts=0, infos=infos, wait_for="degraded") as toys:
+        fleet = toys.fleet
+        await eventually(lambda: len(fleet.replicas()) == 2, seconds=5.0)
+        addresses = [f"127.0.0.1:{service.port}" for service in toys.targets]
+        assert {one.address: one.kv_cache for one in fleet.replicas()} == dict(zip(addresses, caches, strict=True))
+        for address, service in zip(addresses, toys.targets, strict=True):
+            sessions = [fleet.target_at(address).open(_start()) for _ in range(3)]
+            for session in sessions:
+                await session.first()
+            assert service.num_sessions == 3
+            for session in sessions:
+                session.close()
+        await toys.targets[0].stop()
+        await eventually(lambda: len(fleet.replicas()) == 1, seconds=5.0)
+        assert len(fleet.known_replicas()) == 2
+        session = fleet.target_at(addresses[0]).open(_start())  # gone: the other one does it
+        await session.first()
+        assert toys.targets[1].num_sessions == 1
+        session.close()
 
 
 # --- drafts
@@ -264,3 +288,38 @@ async def test_of_two_drafts_the_other_one_goes_on() -> None:
         assert reasons.count(DraftlessReason.TIMEOUT) == 1
         assert reasons.count(DraftlessReason.DOWN) < 20  # until the other one has computed the text
         assert reasons[-10:-3] == [None] * 7
+
+
+async def test_j11_a_target_whose_model_hangs_is_not_ready_though_its_process_answers() -> None:
+    """J11: health was green for 85 minutes while the engine computed nothing."""
+    async with toy_fleet(stall_seconds=0.5) as toys:
+        toys.targets[0].hang()
+        await eventually(lambda: toys.fleet.readiness().status == "unavailable", seconds=5.0)
+        (reason,) = toys.fleet.readiness().reasons
+        assert "has not finished a step" in reason
+        toys.targets[0].go_on()
+        await eventually(lambda: toys.fleet.readiness().status == "ready", seconds=5.0)
+        assert toys.targets[0].health == [False, True]
+        assert len(await _tokens(toys, _start(), num_tokens=20)) == 20
+
+
+async def test_a_session_leaves_a_target_whose_model_hangs_for_one_whose_model_does_not() -> None:
+    async with toy_fleet(num_targets=2, num_drafts=0, wait_for="degraded", stall_seconds=0.5) as toys:
+        right = await _tokens(toys, _start(), num_tokens=40, k=0)
+        victim = toys.targets[0]
+        victim.hang()
+        await eventually(lambda: victim.health == [False], seconds=5.0)
+        await eventually(lambda: len(toys.fleet.replicas()) == 1, seconds=5.0)
+        assert await _tokens(toys, _start(), num_tokens=40, k=0) == right
+        assert toys.failovers == []
+
+
+async def test_a_draft_whose_model_hangs_is_left_out_until_it_goes_on() -> None:
+    async with toy_fleet(stall_seconds=0.5) as toys:
+        toys.drafts[0].hang()
+        await eventually(lambda: toys.fleet.readiness().status == "degraded", seconds=5.0)
+        assert "has not finished a step" in toys.fleet.readiness().reasons[0]
+        assert len(await _tokens(toys, _start(), num_tokens=20)) == 20
+        assert toys.draft_faults == []  # nobody had to wait for it to find out
+        toys.drafts[0].go_on()
+        await eventually(lambda: toys.fleet.readiness().status == "ready", seconds=5.0)

@@ -1,4 +1,4 @@
-"""Three real services on tiny random models. One stack serves a whole module: starting one takes about 10 seconds."""
+"""Three real services on tiny random models. One stack serves all modules: starting one takes about 10 seconds."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def draft_folder(target_folder: Path) -> Callable[[float], Path]:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def stack(
     tmp_path_factory: pytest.TempPathFactory, target_folder: Path, draft_folder: Callable[[float], Path]
 ) -> Iterator[Stack]:
-    """Target, a middling model draft (with n-grams beside it), gateway."""
+    """Target, a middling model draft (with n-grams beside it), gateway. Who stops one of them starts it again."""
     with Stack(
         folder=tmp_path_factory.mktemp("stack"),
         target_model=str(target_folder),

@@ -85,10 +85,15 @@ def test_an_arm_that_is_refused_ends_the_run_with_its_name(stack: Stack, tmp_pat
 
 
 def test_without_a_draft_the_figures_are_marked(stack: Stack, tmp_path: Path) -> None:
-    """The last of the module: the draft does not come back."""
     stack.draft.kill()
-    stack.wait_until("degraded")
-    done = bench("--url", stack.url, "--workload", str(workload(tmp_path)), "--per-category", "1", "--max-tokens", "4")
+    try:
+        stack.wait_until("degraded")
+        done = bench(
+            "--url", stack.url, "--workload", str(workload(tmp_path)), "--per-category", "1", "--max-tokens", "4"
+        )
+    finally:
+        stack.draft.start()
+        stack.wait_until("ready")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "NOT ONE TOKEN WAS DRAFTED in on" in done.stdout
 

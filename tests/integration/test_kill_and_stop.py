@@ -15,8 +15,8 @@ import pytest
 
 from tests.gauges import base_of, check_nothing_leaked
 from tests.seeded import Progress, Question, in_parallel, questions
-from tests.stack import START_SECONDS, Service, Stack
-from tests.tiny_models import write_draft, write_target
+from tests.stack import Service, Stack
+from tests.steady import steady_stack
 
 AT_ONCE = 5
 LIMIT_SECONDS = 150.0  # a killed service takes a while to start on a busy machine
@@ -32,22 +32,17 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("faults")
-    target = write_target(folder / "target")
-    draft = write_draft(target, folder / "draft", noise=0.03)
-    with Stack(
-        folder=folder,
-        target_model=str(target),
-        draft_model=str(draft),
-        num_targets=2,
-        target_module="tests.steady_target",
-        settings=SETTINGS,
-    ) as running:
+    with steady_stack(tmp_path_factory.mktemp("faults"), settings=SETTINGS, num_targets=2) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def asked(stack: Stack) -> list[Question]:
+    return questions(stack, 12, num_tokens=(60, 250))
+
+
+@pytest.fixture(scope="module")
+def many_asked(stack: Stack) -> list[Question]:
     return questions(stack, 40, num_tokens=(60, 250))
 
 
@@ -93,7 +88,7 @@ def _hurt(stack: Stack, asked: list[Question], *, role: str, number: signal.Sign
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_ten_seeded_requests_are_answered_as_without_the_fault(
+def test_j9_ten_seeded_requests_are_answered_as_without_the_fault(
     stack: Stack, asked: list[Question], role: str, number: signal.Signals
 ) -> None:
     assert _hurt(stack, asked, role=role, number=number, num_requests=10) > 0
@@ -104,26 +99,9 @@ def test_ten_seeded_requests_are_answered_as_without_the_fault(
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_two_hundred_seeded_requests_are_answered_as_without_the_fault(
-    stack: Stack, asked: list[Question], role: str, number: signal.Signals
+    stack: Stack, many_asked: list[Question], role: str, number: signal.Signals
 ) -> None:
-    assert _hurt(stack, asked, role=role, number=number, num_requests=200) > 30  # of 40 kills or stops
-
-
-def test_with_one_target_left_and_that_one_killed_the_stream_goes_on_when_it_is_back(
-    stack: Stack, asked: list[Question]
-) -> None:
-    (longest,) = sorted(asked, key=lambda one: len(one.answer))[-1:]
-
-    def fault(seen: Progress) -> None:
-        seen.wait_for(10, timeout_seconds=LIMIT_SECONDS)
-        for victim in stack.targets:
-            victim.kill()
-        stack.target.start()
-
-    (ending,) = in_parallel(stack, [longest], fault, limit_seconds=LIMIT_SECONDS)
-    assert ending.token_ids == longest.answer
-    stack.targets[1].start()
-    stack.wait_until("ready", timeout_seconds=START_SECONDS)
+    assert _hurt(stack, many_asked, role=role, number=number, num_requests=200) > 30  # of 40 kills or stops
 
 
 def test_j9_j11_a_stopped_target_is_not_ready_and_liveness_stays(stack: Stack) -> None:
@@ -136,6 +114,22 @@ def test_j9_j11_a_stopped_target_is_not_ready_and_liveness_stays(stack: Stack) -
         for victim in stack.targets:
             victim.send(signal.SIGCONT)
     stack.wait_until("ready", timeout_seconds=30)
+
+
+def test_with_one_target_left_and_that_one_killed_the_stream_goes_on_when_it_is_back(
+    stack: Stack, asked: list[Question]
+) -> None:
+    """The last test of this stack: the second target stays away."""
+    (longest,) = sorted(asked, key=lambda one: len(one.answer))[-1:]
+
+    def fault(seen: Progress) -> None:
+        seen.wait_for(10, timeout_seconds=LIMIT_SECONDS)
+        for victim in stack.targets:
+            victim.kill()
+        stack.target.start()
+
+    (ending,) = in_parallel(stack, [longest], fault, limit_seconds=LIMIT_SECONDS)
+    assert ending.token_ids == longest.answer
 
 
 @pytest.fixture(scope="module", autouse=True)

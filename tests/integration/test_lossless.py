@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,30 +81,3 @@ def test_e9_e12_the_context_is_filled_to_its_last_token(stack: Stack) -> None:
         prompt=prompt, temperature=0, max_tokens=8, ignore_eos=True, speculation={"num_draft_tokens": 16}
     )
     assert answer["usage"]["total_tokens"] == 2048
-
-
-def test_a_draft_equal_to_the_target_is_accepted(
-    tmp_path: Path, target_folder: Path, draft_folder: Callable[[float], Path]
-) -> None:
-    """F10 and more: at temperature 0 everything is accepted, at temperature 1 at least 98 %, the rest is rounding."""
-    with Stack(
-        folder=tmp_path,
-        target_model=str(target_folder),
-        draft_model=str(draft_folder(0.0)),
-        settings={"TANDEM_DRAFT_LAW_SIZE": "300"},
-    ) as stack:
-        for temperature, least in ((0.0, 1.0), (1.0, 0.98)):
-            drafted = accepted = 0
-            for seed, prompt in enumerate(PROMPTS):
-                report = stack.complete(
-                    prompt=prompt,
-                    temperature=temperature,
-                    max_tokens=128,
-                    ignore_eos=True,
-                    seed=seed,
-                    speculation={"verification": "rejection", "drafter": "model", "num_draft_tokens": 5},
-                )["speculation"]
-                drafted += report["drafted"]
-                accepted += report["accepted"]
-            assert drafted > 300
-            assert accepted / drafted >= least

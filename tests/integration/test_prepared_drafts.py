@@ -81,3 +81,23 @@ def test_in_company_texts_stay_the_same(stack: Stack) -> None:
     alone = [one(number) for number in range(8)]
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(one, range(8))) == alone
+
+
+def test_a_draft_equal_to_the_target_is_accepted(stack: Stack) -> None:
+    """F10 and more: at temperature 0 everything is accepted, at temperature 1 at least 98 %, the rest is rounding."""
+    prompts = [*PROMPTS, "abcabcabcabcabcabc", "é漢字🙂 " * 5, " ".join(map(str, range(1, 160)))]
+    for temperature, least in ((0.0, 1.0), (1.0, 0.98)):
+        drafted = accepted = 0
+        for seed, prompt in enumerate(prompts):
+            report = stack.complete(
+                prompt=prompt,
+                temperature=temperature,
+                max_tokens=128,
+                ignore_eos=True,
+                seed=seed,
+                speculation={"verification": "rejection", "drafter": "model", "num_draft_tokens": 5},
+            )["speculation"]
+            drafted += report["drafted"]
+            accepted += report["accepted"]
+        assert drafted > 300
+        assert accepted / drafted >= least

@@ -42,6 +42,13 @@ def services(models: tuple[Path, Path], folder: Path, *, broken_rule: str | None
         yield stack
 
 
+@pytest.fixture(scope="module")
+def right(models: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """The right build."""
+    with services(models, tmp_path_factory.mktemp("right")) as stack:
+        yield stack
+
+
 def verify(stack: Stack, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     """The command's end, and its JSON."""
     file = stack.folder / "verify.json"
@@ -60,9 +67,8 @@ def failed(document: dict[str, Any], kind: str, name: str) -> set[str]:
     return {line[name] for line in document[kind] if line["verdict"] == "failed"}
 
 
-def test_the_right_build_passes_and_every_line_was_tested(models: tuple[Path, Path], tmp_path: Path) -> None:
-    with services(models, tmp_path) as stack:
-        done, document = verify(stack, *OPTIONS)
+def test_the_right_build_passes_and_every_line_was_tested(right: Stack) -> None:
+    done, document = verify(right, *OPTIONS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Speculation does not change what is said" in done.stdout
     assert document["passed"]
@@ -73,6 +79,17 @@ def test_the_right_build_passes_and_every_line_was_tested(models: tuple[Path, Pa
     assert {(line["rule"], line["num_draft_tokens"]) for line in document["texts"]} == {
         (rule, k) for rule in ("coupled", "greedy") for k in (1, 3, 5, 8)
     }
+
+
+def test_services_without_a_draft_are_not_declared_right(right: Stack) -> None:
+    """Plain decoding is equal to itself; that is no test of speculation. The last test of this stack: its draft is
+    gone."""
+    right.draft.kill()
+    right.wait_until("degraded")
+    done, document = verify(right, "--samples", "20", "--seeds", "1", "--parameters", "few", "--drafter", "model")
+    assert done.returncode == 1
+    assert document["num_failed"] == 0
+    assert {line["remark"] for line in document["laws"]} == {"nothing was drafted"}
 
 
 @pytest.mark.parametrize("broken_rule", ["whole-law", "twice"])
@@ -97,17 +114,6 @@ def test_a_wrong_coupled_rule_fails(models: tuple[Path, Path], tmp_path: Path) -
     assert failed(document, "texts", "rule") == {"coupled"}
     assert not failed(document, "laws", "law")
     assert "without speculation" in done.stdout
-
-
-def test_services_without_a_draft_are_not_declared_right(models: tuple[Path, Path], tmp_path: Path) -> None:
-    """Plain decoding is equal to itself; that is no test of speculation."""
-    with services(models, tmp_path) as stack:
-        stack.draft.kill()
-        stack.wait_until("degraded")
-        done, document = verify(stack, "--samples", "20", "--seeds", "1", "--parameters", "few", "--drafter", "model")
-    assert done.returncode == 1
-    assert document["num_failed"] == 0
-    assert {line["remark"] for line in document["laws"]} == {"nothing was drafted"}
 
 
 def test_wrong_words_are_answered_in_one_line(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.fault_proxy import Fault, FaultProxy
 from tests.gauges import base_of, check_nothing_leaked
 from tests.seeded import Question, ask, leave, questions
 from tests.stack import Service, Stack
-from tests.tiny_models import write_draft, write_target
+from tests.steady import KV_BYTES_PER_TOKEN, steady_stack
 
 SOAK_SECONDS = float(os.environ.get("TANDEM_SOAK_SECONDS", "1800"))
 SEED = os.environ.get("TANDEM_SOAK_SEED") or str(random.SystemRandom().getrandbits(32))
@@ -37,6 +37,8 @@ SETTINGS = {
     "TANDEM_GATEWAY_DRAFT_FIRST_TIMEOUT_SECONDS": "5",
     "TANDEM_GATEWAY_MAX_CONCURRENT_REQUESTS": "4",
     "TANDEM_GATEWAY_MAX_N": "4",
+    # Little, at each target: requests wait for blocks, and after a failover blocks are taken away.
+    "TANDEM_TARGET_KV_CACHE_BYTES": str(2048 * KV_BYTES_PER_TOKEN),
     "TANDEM_GATEWAY_WRITE_TIMEOUT_SECONDS": "5",
     "TANDEM_GATEWAY_HEADER_TIMEOUT_SECONDS": "5",
     "TANDEM_GATEWAY_BODY_TIMEOUT_SECONDS": "5",
@@ -60,8 +62,6 @@ class Proxied:
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     folder: Path = tmp_path_factory.mktemp("soak")
-    target = write_target(folder / "target")
-    draft = write_draft(target, folder / "draft", noise=0.03)
     proxies: list[FaultProxy] = []
     with ExitStack() as open_ones:
 
@@ -69,17 +69,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
             proxies.append(open_ones.enter_context(FaultProxy(port)))
             return proxies[-1].port
 
-        stack = Stack(
-            folder=folder,
-            target_model=str(target),
-            draft_model=str(draft),
-            num_targets=2,
-            num_drafts=2,
-            target_module="tests.steady_target",
-            settings=SETTINGS,
-            between=between,
-        )
-        with stack:
+        with steady_stack(folder, settings=SETTINGS, num_targets=2, num_drafts=2, between=between) as stack:
             stack.wait_until("ready")
             yield Proxied(stack, proxies)
 

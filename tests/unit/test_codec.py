@@ -15,6 +15,7 @@ from tandem.rpc import codec
 from tandem.types import (
     Draft,
     DraftInfo,
+    KvCache,
     ModelInfo,
     PackedLaw,
     SamplingParams,
@@ -59,6 +60,7 @@ STARTS = st.builds(
     request_id=TEXT,
     verification=st.sampled_from(Verification),
 )
+KV_CACHES = st.builds(KvCache, num_blocks=st.integers(1, 2**32 - 1), block_size=st.integers(1, 2**32 - 1))
 MODELS = st.builds(
     ModelInfo,
     model_id=TEXT,
@@ -306,7 +308,9 @@ def test_a_verdict_that_makes_no_sense_is_the_targets_fault(message: target_pb2.
 
 
 @SEEDED
-@given(info=st.builds(TargetInfo, model=MODELS, end_token_ids=ID_TUPLES, max_sessions=IDS))
+@given(
+    info=st.builds(TargetInfo, model=MODELS, end_token_ids=ID_TUPLES, max_sessions=IDS, kv_cache=st.none() | KV_CACHES)
+)
 def test_a_targets_description_comes_back(info: TargetInfo) -> None:
     sent = codec.target_info_to_pb(info).SerializeToString()
     assert codec.target_info_from_pb(target_pb2.TargetServiceDescribeResponse.FromString(sent)) == info

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.backends import DraftWish
 from gateway.draft_length import AutoLength, DraftLengths, FixedLength, best_length
+from gateway.settings import Settings
 from gateway.speculate import Round, SpeculationPlan
 from tandem.types import DraftlessReason, ServiceTimes, TokenOrigin
 
@@ -286,3 +287,29 @@ def test_rounds_without_an_answer_of_the_draft_teach_nothing() -> None:
     for _ in range(100):
         length.learn(down)
     assert length.next().num_draft_tokens == expected > 0
+
+
+@pytest.mark.parametrize("acceptance", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("token_seconds", [0.0, 0.002])
+def test_speculation_narrows_before_requests_queue(acceptance: float, token_seconds: float) -> None:
+    """More and more answers share a forward whose time grows as that of the bundled target on two cores does: 9.8 ms
+    for a token, 14 for nine, then 1.3 each. k falls from one answer to the next lot, and nothing is drafted any more
+    when as many run as may (32, gateway/settings.py): only then do requests wait for a place."""
+
+    def forward_seconds(num_tokens: int) -> float:
+        return max(0.0093 + 0.0005 * num_tokens, 0.0013 * num_tokens)
+
+    def chosen(num_sequences: int) -> int:
+        return best_length(
+            accepted=[acceptance**j for j in range(1, MOST + 1)],
+            drafted=[1.0] * MOST,
+            round_seconds=[forward_seconds(num_sequences * (1 + k)) for k in range(9)],
+            token_seconds=token_seconds,
+            wait_seconds=0.0005,
+            num_sequences=num_sequences,
+        )[0]
+
+    lengths = [chosen(number) for number in (1, 2, 4, 8, 16, Settings().max_concurrent_requests)]
+    assert lengths == sorted(lengths, reverse=True), lengths
+    assert lengths[0] >= 1
+    assert lengths[-1] == 0

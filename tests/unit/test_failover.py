@@ -55,7 +55,7 @@ class FlakyReplicas:
     starts: list[SessionStart] = field(default_factory=list)
     num_open: int = 0
 
-    def open(self, start: SessionStart, *, patience: float) -> _FlakySession:
+    def open(self, start: SessionStart, *, patience: float, address: str | None = None) -> _FlakySession:
         if self.num_up == 0:
             raise Unavailable("target 127.0.0.1:1: connection refused")
         self.patience.append(patience)

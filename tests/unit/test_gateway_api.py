@@ -18,15 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.__main__ import build_server
-from gateway.admission import Admission
+from gateway.admission import Admission, Grant
 from gateway.generate import Generation
 from gateway.jobs import Job, JobMaker
+from gateway.kv_room import AnswerSize, Replica
 from gateway.metrics import GatewayMetrics
 from gateway.schemas import ChatBody, CompletionBody
 from gateway.served import Readiness
 from gateway.settings import Settings
 from gateway.tokenizer import Tokenizer
 from tandem.errors import InvalidRequest, TimedOut, Unavailable
+from tandem.types import KvCache
 from tests.fakes import (
     BOS,
     CONTEXT_LENGTH,
@@ -837,28 +839,31 @@ async def test_j4_j5_queued_clients_that_leave_are_never_started_and_harm_nobody
     assert len(fleet.target.starts) == 1
 
 
-async def waits(admission: Admission, count: int) -> asyncio.Task[None]:
+SMALL = AnswerSize(prompt=0, num_prompt_tokens=1, num_answer_tokens=1)
+
+
+async def waits(admission: Admission, count: int) -> asyncio.Task[Grant]:
     """A task that asks for `count` places, as far as it comes by itself."""
-    task = asyncio.create_task(admission.acquire(count))
+    task = asyncio.create_task(admission.acquire([SMALL] * count))
     await asyncio.sleep(0)
     return task
 
 
 async def test_j4_leaving_the_queue_takes_no_place_from_anyone() -> None:
     admission = Admission(max_running=1, max_queued=9)
-    await admission.acquire(1)
+    held = await admission.acquire([SMALL] * 1)
     first, second = await waits(admission, 1), await waits(admission, 1)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     assert (admission.running, admission.waiting, second.done()) == (1, 1, False)
-    admission.release(1)
+    admission.release(held)
     await second
     assert (admission.running, admission.waiting) == (1, 0)
 
 
 async def test_who_leaves_the_queue_lets_a_smaller_request_behind_it_in() -> None:
     admission = Admission(max_running=2, max_queued=9)
-    await admission.acquire(1)
+    await admission.acquire([SMALL] * 1)
     large, small = await waits(admission, 2), await waits(admission, 1)
     assert not small.done()
     large.cancel()
@@ -869,13 +874,58 @@ async def test_who_leaves_the_queue_lets_a_smaller_request_behind_it_in() -> Non
 
 async def test_a_place_granted_to_who_leaves_in_that_moment_is_given_back() -> None:
     admission = Admission(max_running=1, max_queued=9)
-    await admission.acquire(1)
+    held = await admission.acquire([SMALL] * 1)
     leaving, next_one = await waits(admission, 1), await waits(admission, 1)
-    admission.release(1)  # grants it to `leaving`, which has not run since
+    admission.release(held)  # grants it to `leaving`, which has not run since
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     await asyncio.wait_for(next_one, 1)
     assert (admission.running, admission.waiting) == (1, 0)
+
+
+def target_with(num_blocks: int) -> Replica:
+    return Replica(address="10.0.0.1:50051", kv_cache=KvCache(num_blocks=num_blocks, block_size=16))
+
+
+async def test_a_request_whose_blocks_are_not_free_waits_and_the_next_one_gets_a_429() -> None:
+    fleet = FakeFleet.following(alphabet)
+    fleet.target.gate = asyncio.Event()
+    fleet.targets = [target_with(4)]
+    async with gateway(fleet, max_queued_requests=1) as served:
+        running = asyncio.create_task(served.post(COMPLETIONS, {"prompt": "a", "max_tokens": 40}))
+        await eventually(lambda: served.admission.running == 1)
+        assert await served.metric("tandem_kv_promised_tokens") == 48
+        queued = asyncio.create_task(served.post(COMPLETIONS, {"prompt": "b", "max_tokens": 40}))
+        await eventually(lambda: served.admission.waiting == 1)
+        refused = await served.post(COMPLETIONS, {"prompt": "c", "max_tokens": 1})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert fleet.target.num_open == 1
+        fleet.target.gate.set()
+        assert (await running).status_code == (await queued).status_code == 200
+        assert await served.metric("tandem_kv_promised_tokens") == 0
+    assert fleet.placed == ["10.0.0.1:50051"] * 2
+
+
+async def test_a_request_that_no_target_could_ever_hold_is_refused_with_what_to_change() -> None:
+    fleet = FakeFleet.following(alphabet)
+    fleet.targets = [target_with(32)]
+    async with gateway(fleet) as served:
+        refused = await served.post(COMPLETIONS, {"prompt": "a", "n": 2, "max_tokens": 400})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, "n", "context_length_exceeded")
+        assert "512" in error["message"]
+        assert (await served.post(COMPLETIONS, {"prompt": "a", "n": 2, "max_tokens": 200})).status_code == 200
+
+
+async def test_a_chat_without_max_tokens_is_promised_an_answer_of_usual_length_not_the_whole_context() -> None:
+    fleet = FakeFleet.following(says("hello"))
+    fleet.target.gate = asyncio.Event()
+    fleet.targets = [target_with(32)]  # the context, 512 tokens, in all
+    async with gateway(fleet, assumed_answer_tokens=100) as served:
+        asking = [asyncio.create_task(served.post(CHAT, {"messages": HELLO})) for _ in range(3)]
+        await eventually(lambda: served.admission.running == 3)
+        fleet.target.gate.set()
+        assert {(await one).status_code for one in asking} == {200}
 
 
 async def job_of(fleet: FakeFleet, **fields: Any) -> tuple[Generation, Job]:

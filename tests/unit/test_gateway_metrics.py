@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -18,7 +20,9 @@ ACCEPT_OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 def new_metrics() -> GatewayMetrics:
     metrics = GatewayMetrics(max_num_draft_tokens=4)
     metrics.declare_routes(["/v1/completions"])
-    metrics.watch(running=lambda: 2, waiting=lambda: 1, target_up=lambda: True, draft_up=lambda: False)
+    metrics.watch(
+        running=lambda: 2, waiting=lambda: 1, promised_tokens=lambda: 0, target_up=lambda: True, draft_up=lambda: False
+    )
     metrics.watch_tasks(lambda: 7)
     return metrics
 
@@ -159,3 +163,17 @@ def test_two_gateways_in_one_process_share_nothing() -> None:
     one, other = new_metrics(), new_metrics()
     one.observe_prompt(5)
     assert samples(other)["tandem_prompt_tokens_total"] == 0
+
+
+def test_rounds_are_told_apart_by_draft_and_the_label_is_bounded() -> None:
+    metrics = new_metrics()
+    for number in range(40):
+        metrics.observe_round(replace(drafted(4, 3), drafted_by=f"draft-{number % 20}"), is_first=False)
+    found = samples(metrics)
+    assert found['tandem_draft_rounds_total{draft="draft-0"}'] == 2
+    assert found['tandem_draft_tokens_total{draft="draft-0"}'] == 8
+    assert found['tandem_draft_accepted_tokens_total{draft="draft-0"}'] == 6
+    rounds = [value for name, value in found.items() if name.startswith("tandem_draft_rounds_total")]
+    assert len(rounds) == 17
+    assert found['tandem_draft_rounds_total{draft="other"}'] == 2 * 4
+    assert sum(rounds) == found["tandem_spec_decode_num_drafts_total"] == 40

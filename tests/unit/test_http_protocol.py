@@ -207,3 +207,38 @@ async def test_a_slow_second_request_does_not_cut_the_first_ones_answer() -> Non
         answer = await rest(reader)
     assert answer.startswith(b"HTTP/1.1 200")
     assert answer.count(b"HTTP/1.1 408") == 1
+
+
+async def test_one_connection_too_many_is_told_to_come_back_and_harms_nobody() -> None:
+    async with listening(max_connections=2) as port:
+        address = f"http://127.0.0.1:{port}"
+        async with connection(port), httpx.AsyncClient(base_url=address) as kept:
+            assert (await kept.get("/health/live")).status_code == 200
+            async with connection(port) as (reader, writer):
+                writer.write(POST + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+                answer = await rest(reader)
+                assert code(answer) == (503, "unavailable")
+                assert b"\r\nretry-after: 1\r\n" in answer
+            assert (await kept.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2})).status_code == 200
+        for _ in range(100):  # both have left: there is room again
+            async with httpx.AsyncClient(base_url=address) as http:
+                if (await http.get("/health/live")).status_code == 200:
+                    break
+                await asyncio.sleep(0.01)
+        else:
+            pytest.fail("no room, though everybody has left")
+
+
+async def test_a_flood_of_silent_connections_is_cut_and_who_was_there_is_served() -> None:
+    async with listening(max_connections=3) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as kept:
+        assert (await kept.get("/health/live")).status_code == 200
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(300)]
+        ended = [asyncio.create_task(rest(reader)) for reader, _ in opened]
+        await asyncio.wait(ended, timeout=0.5)
+        assert sum(one.done() for one in ended) >= 300 - 3 - 64  # at once
+        assert (await kept.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2})).status_code == 200
+        await asyncio.wait(ended, timeout=3.0)
+        assert sum(one.done() for one in ended) >= 300 - 3  # those that were to be told asked for nothing
+        for _, writer in opened:
+            writer.close()
+        await asyncio.gather(*ended)

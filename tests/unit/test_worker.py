@@ -381,7 +381,7 @@ async def test_two_texts_that_fit_one_at_a_time_both_get_done() -> None:
         assert texts == [MODEL.greedy(prompt(20, seed=seed), 15) for seed in range(2)]
 
 
-async def test_a_failing_forward_fails_its_programs_only_and_the_next_works() -> None:
+async def test_j15_a_failing_forward_fails_its_programs_only_and_the_next_works() -> None:
     async with gated(max_step_tokens=16) as (worker, runner):
         runner.fail_on = {1}
         victims = [worker.new_session(prompt(8, seed=seed)) for seed in range(2)]
