@@ -95,6 +95,6 @@ class EngineSettings(BaseSettings):
     )
     max_step_tokens: int = Field(256, ge=128, description="tokens per forward: the longest stall by others' prefill")
     attends_in_blocks: bool = Field(
-        default=False, description="engine openvino: faster for drafts in long contexts, slower without drafts"
+        default=False, description="engine openvino: faster for verifying drafts, slower without them"
     )
     cuda_graphs: bool = Field(default=True, description="engine torch on a GPU: record decode steps, then replay them")

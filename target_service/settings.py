@@ -15,4 +15,8 @@ class TargetSettings(RpcServerSettings, EngineSettings):
 
     port: int = Field(50051, ge=0, le=65535, description="gRPC port; 0 takes a free one")
     metrics_port: int = Field(9101, ge=0, le=65535, description="Prometheus port; 0 takes a free one")
+    attends_in_blocks: bool = Field(
+        default=True,
+        description="engine openvino: faster with few users, drafts and long contexts; slower for many plain streams",
+    )
     model: str = Field("bundled", description="`bundled`, a Hugging Face folder, hub id or .gguf file")

@@ -58,7 +58,7 @@ def _llama_ngrams() -> dict[str, Setting]:
     )
 
 
-_IN_BLOCKS = {"TANDEM_TARGET_ATTENDS_IN_BLOCKS": "true"}
+_ONE_BY_ONE = {"TANDEM_TARGET_ATTENDS_IN_BLOCKS": "false"}
 
 
 def _tandem(drafter: str, *arguments: str) -> dict[str, Setting]:
@@ -68,9 +68,9 @@ def _tandem(drafter: str, *arguments: str) -> dict[str, Setting]:
 
     return _each(
         k_auto=setting("auto", {}),
-        k_auto_in_blocks=setting("auto", _IN_BLOCKS),
-        k_4_in_blocks=setting(4, _IN_BLOCKS),
-        k_8_in_blocks=setting(8, _IN_BLOCKS),
+        k_4=setting(4, {}),
+        k_8=setting(8, {}),
+        k_auto_one_by_one=setting("auto", _ONE_BY_ONE),
     )
 
 
@@ -112,7 +112,10 @@ ARMS: tuple[Arm, ...] = (
     Arm(
         name=BASELINE,
         family="tandem",
-        settings=_threads({"arguments": ["--no-draft"], "speculation": {"enabled": False}}),
+        settings=_each(
+            in_blocks={"arguments": ["--no-draft"], "speculation": {"enabled": False}},
+            one_by_one={"arguments": ["--no-draft"], "speculation": {"enabled": False}, "environment": _ONE_BY_ONE},
+        ),
     ),
     Arm(name="tandem, n-gram", family="tandem", settings=_tandem("ngram")),
     Arm(name="tandem, n-gram and table", family="tandem", settings=_tandem("auto")),

@@ -44,7 +44,7 @@ __all__ = ["Completed", "Feed", "Program", "StepObserver", "Worker"]
 
 T = TypeVar("T")
 
-_PRICED_DRAFTS = 8  # drafted tokens a sequence for which a step's time is foretold; the rest lies on a line
+_PRICED_DRAFTS = 16  # drafted tokens a sequence for which a step's time is foretold; the rest lies on a line
 
 
 class StepObserver(Protocol):

@@ -303,7 +303,7 @@ def test_speculation_narrows_before_requests_queue(acceptance: float, token_seco
         return best_length(
             accepted=[acceptance**j for j in range(1, MOST + 1)],
             drafted=[1.0] * MOST,
-            round_seconds=[forward_seconds(num_sequences * (1 + k)) for k in range(9)],
+            round_seconds=[forward_seconds(num_sequences * (1 + k)) for k in range(MOST + 1)],
             token_seconds=token_seconds,
             wait_seconds=0.0005,
             num_sequences=num_sequences,
