@@ -4,7 +4,7 @@ With s_j the probability that a round in which k >= j were asked for brings an a
 brings a j-th drafted token at all (n-grams have no guess, or a short one), and t(n) the time of a target's forward with
 n drafted tokens at the present load (the target foretells it),
 
-    tokens of a round     E(k) = 1 + s_1 + ... + s_k              (Leviathan et al. 2022, section 3.1, by position)
+    tokens of a round     E(k) = 1 + s_1 + ... + s_k              (tandem/speedup.py has the sources)
     drafted tokens        D(k) = d_1 + ... + d_k
     its time              C(k) = t(D(k)) + D(k) * draft + wait
 
@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from gateway.speculate import Round, SpeculationPlan
+from tandem.speedup import expected_tokens, seconds_at, serial_seconds
 from tandem.types import DraftlessReason
 
 _HOPE = 0.7  # acceptance where nothing is known: hopeful, so that it is tried
@@ -130,20 +132,15 @@ def best_length(
     """
     least_gain = 1.0 + _LEAST_GAIN + _LEAST_GAIN_PER_OTHER * (num_sequences - 1)
     best, best_rate = 0, least_gain / round_seconds[0]
-    expected, num_drafted = 1.0, 0.0
-    for k, (s, d) in enumerate(zip(accepted, drafted, strict=True), start=1):
-        expected += s
-        num_drafted += d
-        cost = _at(round_seconds, num_drafted) + num_drafted * token_seconds + wait_seconds
-        if expected / cost > best_rate:
-            best, best_rate = k, expected / cost
+    for k, (tokens, num_drafted) in enumerate(
+        zip(expected_tokens(accepted)[1:], accumulate(drafted), strict=True), start=1
+    ):
+        seconds = serial_seconds(
+            verify=seconds_at(round_seconds, num_drafted), draft=num_drafted * token_seconds, wait=wait_seconds
+        )
+        if tokens / seconds > best_rate:
+            best, best_rate = k, tokens / seconds
     return best
-
-
-def _at(round_seconds: Sequence[float], num_drafted: float) -> float:
-    before = min(int(num_drafted), len(round_seconds) - 2)
-    slope = round_seconds[before + 1] - round_seconds[before]
-    return round_seconds[before] + slope * (num_drafted - before)
 
 
 class AutoLength:
