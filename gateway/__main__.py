@@ -24,6 +24,7 @@ from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
 from gateway.http_protocol import BoundedProtocol
 from gateway.metrics import GatewayMetrics
+from gateway.recorder import PromptRecorder
 from gateway.settings import Settings
 from tandem.rpc.launch import run_process
 from tandem.rpc.tls import channel_credentials, check_certificate
@@ -122,7 +123,11 @@ def serve() -> None:
         ),
     )
     tracing = start_tracing("gateway", TracingSettings())
-    app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing)
+    recorder = None
+    if settings.record_prompts is not None:
+        recorder = PromptRecorder(settings.record_prompts, most=settings.record_max_prompts)
+        log.warning("recording_prompts", file=str(settings.record_prompts), most=settings.record_max_prompts)
+    app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing, recorder=recorder)
     server = build_server(settings, app, admission)
     if settings.metrics_port is not None:
         port = serve_metrics(metrics.registry, host=settings.host, port=settings.metrics_port)
@@ -132,6 +137,8 @@ def serve() -> None:
         server.run()
     finally:
         tracing.close()
+        if recorder is not None:
+            recorder.close()
 
 
 if __name__ == "__main__":

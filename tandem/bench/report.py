@@ -131,7 +131,7 @@ def provenance(report: Report) -> Sequence[str]:
 
 def _request(each: Observation) -> dict[str, Any]:
     timeline = asdict(each.timeline)
-    del timeline["text"]
+    del timeline["text"], timeline["rounds"]
     gaps = timeline.pop("gap_seconds")
     speculation = timeline.pop("speculation")
     return {

@@ -55,7 +55,8 @@ def test_the_best_k_of_known_cases() -> None:
     """alpha 0.8, c 0.05: S(7) = 3.082, S(8) = 3.092, S(9) = 3.078."""
     k, gain = best_speedup(0.8, Costs(draft=0.05), most=32)
     assert (k, round(gain, 2)) == (8, 3.09)
-    assert best_speedup(0.6, Costs(draft=0.2), most=32) == (2, pytest.approx(1.4))
+    k, gain = best_speedup(0.6, Costs(draft=0.2), most=32)
+    assert (k, round(gain, 2)) == (2, 1.4)
 
 
 @given(c=st.floats(0.01, 0.95))
