@@ -67,6 +67,11 @@ class Prediction:
     plain_tokens_per_second: float  # of one request
 
     @property
+    def steps(self) -> float:
+        """How long a round takes, in tokens of plain decoding, as it is expected to run."""
+        return self.tokens_per_round / self.expected.estimate
+
+    @property
     def tokens_per_second(self) -> float:
         """Of one request, after its first token."""
         return self.expected.estimate * self.plain_tokens_per_second

@@ -73,7 +73,7 @@ def _checks(study: Study) -> Table:
             "auto" if check.k is None else str(check.k),
             _ratio(check.predicted),
             _ratio(check.measured),
-            _NOTHING if check.error is None else f"{100.0 * check.error:+.0f} %",
+            _NOTHING if check.error is None else f"{round(100.0 * check.error):+d} %",
             end_section=check.category == ALL,
         )
     return table

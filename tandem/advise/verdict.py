@@ -70,8 +70,7 @@ def _yes(study: Study, choice: Choice) -> list[str]:
     sentences = [
         f"Speculate, with the drafter {best.drafter} and {_tokens(best.k)} a round: one request at a time, "
         f"{_times(best.expected)} plain decoding by prediction{_measured(choice.measured)}.",
-        f"A round brings {best.tokens_per_round:.2f} tokens and takes "
-        f"{best.stages.total / study.best.times.plain:.2f} times as long as a plain step.",
+        f"A round brings {best.tokens_per_round:.2f} tokens and takes {best.steps:.2f} times as long as a plain step.",
     ]
     if choice.measured is not None and choice.measured.low is not None and choice.measured.low <= 1.0:
         sentences.append("That is not sure: the interval of the measurement includes 1. Measure with more prompts.")
@@ -102,7 +101,7 @@ def _no(study: Study, choice: Choice) -> list[str]:
         "Do not speculate for this traffic, because the best of what was tried, the drafter "
         f"{best.drafter} with {_tokens(best.k)} a round, is {_times(best.expected)} plain decoding by "
         f"prediction{_measured(choice.measured)}: a round brings {best.tokens_per_round:.2f} tokens and takes "
-        f"{best.stages.total / profile.times.plain:.2f} times as long as a plain step.",
+        f"{best.steps:.2f} times as long as a plain step.",
         f"The target accepts {rate}; at these costs "
         + ("no acceptance would be enough." if needed is None else f"it takes about {needed:.2f} to break even."),
         'Send "speculation": {"enabled": false}, or try another draft: `tandem distill` trains one on such prompts.',
