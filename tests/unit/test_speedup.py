@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -97,6 +99,20 @@ def test_simulated_time_agrees() -> None:
     hit = rng.random(200_000) < costs.hit_rate
     seconds = np.where(hit, max(1.35, 1.5), 1.35 + 1.5)  # verify 1 + 5 x 0.05, wait 0.1; draft 5 x 0.3
     assert tokens.sum() / seconds.sum() == pytest.approx(speedup(rate, k, costs), rel=0.005)
+
+
+def test_the_table_in_the_documentation_is_what_the_formulas_say() -> None:
+    """docs/choosing-a-draft.md: a row for each rate, a column for each cost, `speed-up (k)`."""
+    lines = (Path(__file__).parents[2] / "docs" / "choosing-a-draft.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    start = next(index for index, row in enumerate(rows) if row[1:2] == ["c = 0"])
+    costs = [
+        Costs(draft=float(cell.removeprefix("c = ")), verify_slope=0.05, overhead=0.05) for cell in rows[start][1:]
+    ]
+    for row in rows[start + 2 : start + 6]:
+        found = [best_speedup(float(row[0]), each, most=16) for each in costs]
+        assert row[1:] == [f"{gain:.2f} ({k})" for k, gain in found]
+    assert rows[start + 6][1:] == [f"{break_even(each, most=16):.2f}" for each in costs]
 
 
 def test_times_between_and_beyond_what_is_known() -> None:
