@@ -88,14 +88,14 @@ def profiles(
     all_name: str,
 ) -> dict[str, Profile]:
     """By category, all together last. `probes` were drafted with a smaller k: they add to the times alone."""
-    everyone = times_alone([*answers, *probes], plain, most=asked)
+    everyone = times_alone([answers, probes], plain, most=asked)
     found: dict[str, Profile] = {}
     for category in categories:
         own = [each for each in answers if each.category == category]
         own_plain = [each for each in plain if each.category == category]
         own_probes = [each for each in probes if each.category == category]
         if own and own_plain:
-            alone = times_alone([*own, *own_probes], own_plain, most=asked)
+            alone = times_alone([own, own_probes], own_plain, most=asked)
             times = for_category(alone, everyone, [*own, *own_probes], own_plain)
             found[category] = _profile(drafter, category, own, times, asked=asked)
     found[all_name] = _profile(drafter, all_name, answers, everyone, asked=asked)

@@ -35,16 +35,15 @@ class Times:
     plain: float  # a token of plain decoding, all stages together
 
 
-def times_alone(answers: Sequence[Answer], plain: Sequence[Answer], *, most: int) -> Times:
-    """One request at a time, from drafted rounds of any k up to `most` and rounds of plain decoding."""
-    rounds = [each for answer in answers for each in answer.rounds]
+def times_alone(arms: Sequence[Sequence[Answer]], plain: Sequence[Answer], *, most: int) -> Times:
+    """One request at a time, from arms with a k of their own each, up to `most`, and from plain decoding."""
+    rounds = [each for arm in arms for answer in arm for each in answer.rounds]
     plain_rounds = [each for answer in plain for each in answer.rounds]
-    fresh = [each for each in rounds if not each.prepared]
     return Times(
         verify=rising(_medians([*rounds, *plain_rounds], lambda each: each.verify_seconds), most=most),
-        draft=rising({0.0: 0.0} | _medians(fresh, lambda each: each.draft_seconds), most=most),
+        draft=rising(_drafting(arms), most=most),
         wait=rising(_medians(rounds, lambda each: each.network_seconds), most=most),
-        rest=_median([answer.rest_seconds for answer in answers]),
+        rest=_median([answer.rest_seconds for arm in arms for answer in arm]),
         hit_rate=_hit_rate(rounds),
         plain=_median([each.verify_seconds for each in plain_rounds])
         + _median([each.network_seconds for each in plain_rounds])
@@ -67,7 +66,7 @@ def times_together(arms: Sequence[Sequence[Answer]], plain: Sequence[Answer], *,
     wait_plain = fmean(each.network_seconds for each in plain_rounds)
     return Times(
         verify=rising(points(lambda each: each.verify_seconds, (0.0, verify_plain)), most=most),
-        draft=rising(points(lambda each: each.draft_seconds, (0.0, 0.0)), most=most),
+        draft=rising(_drafting(arms), most=most),
         wait=rising(points(lambda each: each.network_seconds, (0.0, wait_plain)), most=most),
         rest=_median([answer.rest_seconds for answer in together]),
         hit_rate=_hit_rate([each for rounds in by_arm for each in rounds]),
@@ -105,6 +104,20 @@ def rising(points: Points, *, most: int) -> tuple[float, ...]:
         return ys[index - 1] + slope * (x - xs[index - 1])
 
     return tuple(at(float(n)) for n in range(most + 1))
+
+
+def _drafting(arms: Sequence[Sequence[Answer]]) -> Points:
+    """A point for each arm: the means of its drafts that were not prepared.
+
+    Not by the number of tokens: a drafter of two kinds (n-grams where the text repeats itself, else a model) makes
+    short drafts in microseconds and long ones in milliseconds, and with a smaller k the model's would be short too.
+    """
+    points = {0.0: 0.0}
+    for arm in arms:
+        fresh = [each for answer in arm for each in answer.rounds if each.drafted and not each.prepared]
+        if fresh:
+            points[fmean(each.drafted for each in fresh)] = fmean(each.draft_seconds for each in fresh)
+    return points
 
 
 def _medians(rounds: Sequence[RoundTrace], figure: Callable[[RoundTrace], float]) -> dict[float, float]:
