@@ -212,6 +212,7 @@ def categories(study: Study) -> str:
         x_range=(0.0, scale[-1]), y_range=(0.0, 1.0), left=left, right=40.0, height=52.0 + row * len(names), bottom=42.0
     )
     parts: list[str] = []
+    labels: list[str] = []
     for value in scale:
         parts.append(line((frame.x(value), frame.top), (frame.x(value), frame.baseline), "grid"))
         parts.append(text(frame.x(value), frame.baseline + 16, f"{value:g}", anchor="middle"))
@@ -235,8 +236,9 @@ def categories(study: Study) -> str:
                 dot(frame.x(seen.estimate), middle, 4.5, "seen", title=f"{name}: measured {seen.estimate:.2f}")
             )
             end = max(end, frame.x(seen.estimate) + 4.5)
-        parts.append(text(end + 5, middle + 4, f"{value:.2f}"))
+        labels.append(text(end + 5, middle + 4, f"{value:.2f}", "label"))
     parts.append(line((frame.x(1.0), frame.top), (frame.x(1.0), frame.baseline), "even"))
+    parts += labels  # above the line
     parts.append(text((left + WIDTH - frame.right) / 2, frame.height - 6, "times as fast", "name", anchor="middle"))
     return (
         picture(parts, height=frame.height, label="Speed-up by category of prompt")
