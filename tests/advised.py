@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tandem.advise.answers import Answer
-from tandem.advise.predict import Prediction, measured_speedup, predict, profiles, rate_of
+from tandem.advise.predict import Prediction, Profile, measured_speedup, predict, profiles, rate_of
 from tandem.advise.study import ALL, Check, Load, Study
 from tandem.advise.verdict import choose, second_k
 from tandem.bench.plan import Sampling
@@ -81,7 +82,8 @@ def study_of(pairs: Mapping[str, Pair], *, levels: Sequence[int] = (1, 4)) -> St
     """What a run would find of drafters that are such pairs, on the first one's prompts."""
     first = next(iter(pairs.values()))
     plain = first.answers(0)
-    found, predictions = [], list[Prediction]()
+    found: list[Profile] = []
+    predictions: list[Prediction] = []
     for name, pair in pairs.items():
         own = profiles(
             name,
@@ -124,7 +126,7 @@ def study_of(pairs: Mapping[str, Pair], *, levels: Sequence[int] = (1, 4)) -> St
                     measured=measured,
                 )
             )
-    machine = {
+    machine: dict[str, Any] = {
         "tandem": "0", "commit": None, "cpu": "none", "cpus": 2, "cpus_usable": 2, "memory_bytes": 2**30, "os": "none",
         "python": "3", "packages": {}, "threads": {}, "load_average": 0.0,
     }  # fmt: skip

@@ -62,7 +62,7 @@ def test_times_are_those_of_the_chunks_that_complete_an_event() -> None:
 
 def test_a_trace_s_rounds_are_read() -> None:
     """Without a trace there are none, as with the answers above."""
-    entry = {
+    entry: dict[str, Any] = {
         "prefill": False, "drafted": 4, "accepted": 2, "prepared": True,
         "draft_seconds": 0.25, "verify_seconds": 0.5, "network_seconds": 0.125,
     }  # fmt: skip
