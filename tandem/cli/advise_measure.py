@@ -64,6 +64,10 @@ async def measure(
     await bench.warm_up(groups[:1])
     records = await bench.run("one at a time", groups)
     plain = answers_of(records.observations, _PLAIN.name)
+    if not any(answer.rounds for answer in plain):
+        raise Unavailable(
+            "no answer tells its rounds: they are all of one token, or the gateway is older than this command"
+        )
     probed = Records(num_groups=0)
     probes = {drafter: _arm(drafter, _SMALL) for drafter in drafters if most > _SMALL}
     if probes:
@@ -86,7 +90,9 @@ async def measure(
         for category, profile in own.items():
             rate = rate_of([each for each in plain if category in (ALL, each.category)])
             if rate is None or not profile.answers:
-                raise InvalidRequest("no answer has a second token: there is nothing to speed up", param="workload")
+                raise InvalidRequest(
+                    f"no answer to {category} has a second token: there is nothing to speed up", param="workload"
+                )
             found.append(profile)
             predictions += [
                 predict(profile, k=k, concurrency=1, times_of=times_of, plain_tokens_per_second=rate)
