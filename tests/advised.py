@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.advise.answers import Answer
+from tandem.advise.answers import Answer, tokens_per_round
 from tandem.advise.predict import Prediction, Profile, measured_speedup, predict, profiles, rate_of
 from tandem.advise.study import ALL, Check, Load, Study
 from tandem.advise.verdict import choose, second_k
@@ -72,6 +72,7 @@ class Pair:
             key=(prompt.name, 0, 0),
             category=prompt.category,
             num_tokens=self.num_tokens,
+            num_rounds=len(rounds),
             seconds=seconds,
             rounds=tuple(rounds),
             bytes_sent=500 * len(rounds) if k else 0,
@@ -111,9 +112,7 @@ def study_of(pairs: Mapping[str, Pair], *, levels: Sequence[int] = (1, 4)) -> St
         for category in (*first.workload.categories, ALL):
             measured = measured_speedup([a for a in drafted if category in (ALL, a.category)], plain)
             predicted = next(
-                p.expected
-                for p in predictions
-                if (p.drafter, p.concurrency, p.category, p.k) == (best.drafter, 1, category, k)
+                p for p in predictions if (p.drafter, p.concurrency, p.category, p.k) == (best.drafter, 1, category, k)
             )
             assert measured is not None
             checks.append(
@@ -122,8 +121,10 @@ def study_of(pairs: Mapping[str, Pair], *, levels: Sequence[int] = (1, 4)) -> St
                     concurrency=1,
                     category=category,
                     k=k,
-                    predicted=predicted,
+                    predicted=predicted.expected,
                     measured=measured,
+                    predicted_tokens=predicted.tokens_per_round,
+                    measured_tokens=tokens_per_round([a for a in drafted if category in (ALL, a.category)]),
                 )
             )
     machine: dict[str, Any] = {

@@ -20,6 +20,7 @@ class Answer:
     key: tuple[str, int, int]  # prompt, turn, repeat
     category: str
     num_tokens: int
+    num_rounds: int
     seconds: float
     rounds: tuple[RoundTrace, ...]  # none where no trace was asked for
     bytes_sent: int
@@ -43,6 +44,7 @@ def answers_of(observations: Iterable[Observation], arm: str) -> list[Answer]:
             key=(each.prompt, each.turn, each.repeat),
             category=each.category,
             num_tokens=each.timeline.num_tokens - 1,
+            num_rounds=each.timeline.speculation.rounds - 1,
             seconds=each.timeline.last_seconds - each.timeline.first_seconds,
             rounds=tuple(round_ for round_ in each.timeline.rounds if not round_.prefill),
             bytes_sent=each.timeline.speculation.bytes_sent,
@@ -50,6 +52,11 @@ def answers_of(observations: Iterable[Observation], arm: str) -> list[Answer]:
         for each in observations
         if each.arm == arm and each.timeline.num_tokens > 1 and each.timeline.last_seconds > each.timeline.first_seconds
     ]
+
+
+def tokens_per_round(answers: Sequence[Answer]) -> float:
+    """Of all of them together: what a call of the target brought. Raises ZeroDivisionError of none."""
+    return sum(each.num_tokens for each in answers) / sum(each.num_rounds for each in answers)
 
 
 def paired(answers: Sequence[Answer], baseline: Sequence[Answer]) -> list[tuple[Answer, Answer]]:

@@ -91,10 +91,14 @@ def _checks(study: Study) -> str:
             _ratio(each.predicted),
             _ratio(each.measured),
             _percent(each.error),
+            f"{_NOTHING if each.predicted_tokens is None else format(each.predicted_tokens, '.2f')} / "
+            f"{each.measured_tokens:.2f}",
         )
         for each in study.checks
     ]
-    return _table(("category", "at once", "k", "predicted", "measured", "error"), rows, whole=ALL)
+    return _table(
+        ("category", "at once", "k", "predicted", "measured", "error", "tokens a round, both"), rows, whole=ALL
+    )
 
 
 def _profiles(study: Study) -> str:

@@ -103,4 +103,6 @@ def _check(check: Check) -> dict[str, Any]:
         "predicted": None if check.predicted is None else asdict(check.predicted),
         "measured": asdict(check.measured),
         "error": check.error,
+        "predicted_tokens_per_round": check.predicted_tokens,
+        "measured_tokens_per_round": check.measured_tokens,
     }

@@ -27,6 +27,8 @@ class Check:
     k: int | None
     predicted: Ratio | None
     measured: Ratio
+    predicted_tokens: float | None  # a round
+    measured_tokens: float
 
     @property
     def error(self) -> float | None:

@@ -64,7 +64,9 @@ def _best(study: Study) -> Table:
 
 
 def _checks(study: Study) -> Table:
-    table = _table(("at once", "category", "drafter"), ("k", "predicted", "measured", "error"))
+    table = _table(
+        ("at once", "category", "drafter"), ("k", "predicted", "measured", "error", "tokens a round", "measured")
+    )
     for check in study.checks:
         table.add_row(
             str(check.concurrency),
@@ -74,6 +76,8 @@ def _checks(study: Study) -> Table:
             _ratio(check.predicted),
             _ratio(check.measured),
             _NOTHING if check.error is None else f"{round(100.0 * check.error):+d} %",
+            _figure(check.predicted_tokens, ".2f"),
+            f"{check.measured_tokens:.2f}",
             end_section=check.category == ALL,
         )
     return table

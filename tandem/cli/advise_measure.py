@@ -15,7 +15,7 @@ from typing import Final
 
 from rich.progress import Progress
 
-from tandem.advise.answers import Answer, answers_of
+from tandem.advise.answers import Answer, answers_of, tokens_per_round
 from tandem.advise.predict import Prediction, Profile, measured_speedup, predict, profiles, rate_of
 from tandem.advise.study import ALL, Check, Load, best_of
 from tandem.advise.times import times_together
@@ -23,7 +23,6 @@ from tandem.advise.verdict import second_k
 from tandem.bench.arms import Arm
 from tandem.bench.plan import Group, plan_groups
 from tandem.bench.session import Failure, Records, Session
-from tandem.bench.statistics import Ratio
 from tandem.bench.workload import Workload
 from tandem.errors import InvalidRequest, Unavailable
 
@@ -150,24 +149,27 @@ async def check(
                 answers = _of(category, answers_of(records.observations, arm.name))
                 measured = measured_speedup(answers, _of(category, baseline))
                 if measured is not None:
+                    predicted = _predicted(predictions, best.drafter, level, category, k)
                     checks.append(
                         Check(
                             drafter=best.drafter,
                             concurrency=level,
                             category=category,
                             k=k,
-                            predicted=_expected(predictions, best.drafter, level, category, k),
+                            predicted=None if predicted is None else predicted.expected,
                             measured=measured,
+                            predicted_tokens=None if predicted is None else predicted.tokens_per_round,
+                            measured_tokens=tokens_per_round(answers),
                         )
                     )
     return checks
 
 
-def _expected(
+def _predicted(
     predictions: Sequence[Prediction], drafter: str, level: int, category: str, k: int | None
-) -> Ratio | None:
+) -> Prediction | None:
     wanted = (drafter, level, category, k)
-    return next((p.expected for p in predictions if (p.drafter, p.concurrency, p.category, p.k) == wanted), None)
+    return next((p for p in predictions if (p.drafter, p.concurrency, p.category, p.k) == wanted), None)
 
 
 def _of(category: str, answers: Sequence[Answer]) -> list[Answer]:
