@@ -104,7 +104,18 @@ def _no(study: Study, choice: Choice) -> list[str]:
         f"{best.steps:.2f} times as long as a plain step.",
         f"The target accepts {rate}; at these costs "
         + ("no acceptance would be enough." if needed is None else f"it takes about {needed:.2f} to break even."),
+        *_harmless(study),
         'Send "speculation": {"enabled": false}, or try another draft: `tandem distill` trains one on such prompts.',
+    ]
+
+
+def _harmless(study: Study) -> list[str]:
+    automatic = _automatic(study)
+    if automatic is None or automatic.measured.estimate < 1.0 - _LEAST_GAIN:
+        return []
+    return [
+        f'"num_draft_tokens": "auto" gave up drafting, and was measured at {automatic.measured.estimate:.2f}: '
+        "it does no harm."
     ]
 
 
