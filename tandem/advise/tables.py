@@ -36,7 +36,7 @@ def render(study: Study) -> RenderableType:
         Text(paragraph(study)),
         Text(),
         *_titled("By drafter and category, one request at a time: best k, speed-up over plain decoding", _best(study)),
-        *_titled("Predicted and measured speed-up", _checks(study)),
+        *_titled("Predicted and measured: speed-up, and tokens a round", _checks(study)),
         *_titled(f"All prompts, drafter {study.best.drafter}: every k", _lengths(study)),
         *_titled("By load: plain decoding, and the best k", _loads(study)),
         *failures,
@@ -76,9 +76,8 @@ def _checks(study: Study) -> Table:
             _ratio(check.predicted),
             _ratio(check.measured),
             _NOTHING if check.error is None else f"{round(100.0 * check.error):+d} %",
-            _figure(check.predicted_tokens, ".2f"),
-            f"{check.measured_tokens:.2f}",
-            end_section=check.category == ALL,
+            f"{_figure(check.predicted_tokens, '.2f')} / {check.measured_tokens:.2f}",
+            end_section=check.category == ALL and check.k is None,  # the last of its load
         )
     return table
 

@@ -133,7 +133,7 @@ def _trust(study: Study) -> list[str]:
     if not errors:
         return ["No prediction was checked."]
     if max(errors) <= _CLOSE:
-        return [f"Predictions over all prompts were within {100 * max(errors):.0f} % of what was measured."]
+        return [f"Predictions over all prompts were within {max(1.0, 100 * max(errors)):.0f} % of what was measured."]
     return [
         f"Predictions were up to {100 * max(errors):.0f} % off what was measured: trust the measured figures alone."
     ]

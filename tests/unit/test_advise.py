@@ -132,7 +132,7 @@ def test_the_terminal_report_begins_with_the_advice(good: Study) -> None:
     out = io.StringIO()
     print_study(good, Console(file=out))
     assert out.getvalue().startswith(headline(good))
-    for title in ("Predicted and measured speed-up", "every k", "By load"):
+    for title in ("Predicted and measured", "every k", "By load"):
         assert title in out.getvalue()
 
 
