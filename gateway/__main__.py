@@ -24,6 +24,7 @@ from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
 from gateway.http_protocol import BoundedProtocol
 from gateway.metrics import GatewayMetrics
+from gateway.recorder import PromptRecorder
 from gateway.settings import Settings
 from tandem.rpc.launch import run_process
 from tandem.rpc.tls import channel_credentials, check_certificate
@@ -127,7 +128,11 @@ def serve() -> None:
         replicas=fleet.replicas,
     )
     tracing = start_tracing("gateway", TracingSettings())
-    app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing)
+    recorder = None
+    if settings.record_prompts is not None:
+        recorder = PromptRecorder(settings.record_prompts, most=settings.record_max_prompts)
+        log.warning("recording_prompts", file=str(settings.record_prompts), most=settings.record_max_prompts)
+    app = create_app(settings, fleet, metrics, admission=admission, keys=keys, tracing=tracing, recorder=recorder)
     server = build_server(settings, app, admission)
     metrics.watch_connections(lambda: len(server.server_state.connections))
     if settings.metrics_port is not None:
@@ -138,6 +143,8 @@ def serve() -> None:
         server.run()
     finally:
         tracing.close()
+        if recorder is not None:
+            recorder.close()
 
 
 if __name__ == "__main__":

@@ -143,10 +143,12 @@ class SpeculationTally:
     to the target, `accepted` those it accepted, also where the answer then ended before them. `acceptance_length` is
     tokens emitted per target call, the token that the target adds included: 1 + accepted / rounds; so an answer that no
     stop cut short has rounds + accepted tokens. Seconds are split by where they were spent: inside the draft service,
-    inside the target service, and the rest of the waiting, which is network and serialisation.
+    inside the target service, and the rest of the waiting, which is network and serialisation. With `keeps_rounds` the
+    report has every round's own figures too, as many as the answers have tokens at most.
     """
 
-    def __init__(self, *, num_draft_tokens: int) -> None:
+    def __init__(self, *, num_draft_tokens: int, keeps_rounds: bool = False) -> None:
+        self._kept: list[dict[str, Any]] | None = [] if keeps_rounds else None
         self.rounds = 0
         self.draftless_rounds = 0
         self.prepared_hits = 0
@@ -159,7 +161,8 @@ class SpeculationTally:
         self.network_seconds = 0.0
         self.num_bytes = 0
 
-    def add(self, outcome: Round) -> None:
+    def add(self, outcome: Round, *, is_first: bool = False) -> None:
+        """Count a round; `is_first`: it is an answer's first, its prefill."""
         self.rounds += 1
         self.draftless_rounds += outcome.num_drafted == 0
         self.prepared_hits += outcome.prepared
@@ -173,6 +176,18 @@ class SpeculationTally:
         self.verify_seconds += verify
         self.network_seconds += network
         self.num_bytes += outcome.num_bytes
+        if self._kept is not None:
+            self._kept.append(
+                {
+                    "prefill": is_first,
+                    "drafted": outcome.num_drafted,
+                    "accepted": outcome.num_accepted,
+                    "prepared": outcome.prepared,
+                    "draft_seconds": draft,
+                    "verify_seconds": verify,
+                    "network_seconds": network,
+                }
+            )
 
     @property
     def acceptance_length(self) -> float | None:
@@ -196,7 +211,7 @@ class SpeculationTally:
             "verify_seconds": self.verify_seconds,
             "network_seconds": self.network_seconds,
             "bytes_sent": self.num_bytes,
-        }
+        } | ({} if self._kept is None else {"round_trace": self._kept})
 
 
 def round_seconds(outcome: Round) -> tuple[float, float, float]:

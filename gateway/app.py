@@ -28,7 +28,9 @@ from gateway.jobs import JobMaker
 from gateway.metrics import GatewayMetrics
 from gateway.openapi import describe
 from gateway.page_routes import build_page_router
+from gateway.recorder import PromptRecorder
 from gateway.routes import build_router
+from gateway.schemas import GenerationBody
 from gateway.served import Backends
 from gateway.settings import Settings
 from gateway.sse import ClientGone
@@ -50,9 +52,10 @@ def create_app(
     admission: Admission | None = None,
     keys: ApiKeys | None = None,
     tracing: Tracing | None = None,
+    recorder: PromptRecorder | None = None,
 ) -> FastAPI:
     """The application. `admission` is given by who must stop it gracefully, see gateway/__main__.py. Without `keys`
-    everyone is let in; without `tracing` there are no traces."""
+    everyone is let in; without `tracing` there are no traces, and without a `recorder` no prompt is stored."""
     traced = tracing or NoTracing()
     places = admission or Admission(
         max_running=settings.max_concurrent_requests,
@@ -79,6 +82,7 @@ def create_app(
         generation=generation,
         admission=places,
         metrics=metrics,
+        record=_forget if recorder is None else recorder.record,
     )
     page = build_page_router()
     app.include_router(router)
@@ -101,6 +105,10 @@ def create_app(
         draft_up=(lambda: fleet.draft_info is not None) if settings.draft_addresses else None,
     )
     return app
+
+
+def _forget(_body: GenerationBody) -> None:
+    """Where prompts are not recorded."""
 
 
 class RequestContext:

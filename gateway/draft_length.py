@@ -4,7 +4,7 @@ With s_j the probability that a round in which k >= j were asked for brings an a
 brings a j-th drafted token at all (n-grams have no guess, or a short one), and t(n) the time of a target's forward with
 n drafted tokens at the present load (the target foretells it),
 
-    tokens of a round     E(k) = 1 + s_1 + ... + s_k              (Leviathan et al. 2022, section 3.1, by position)
+    tokens of a round     E(k) = 1 + s_1 + ... + s_k              (tandem/speedup.py has the sources)
     its time              C(k) = wait + t(0) + sum of d_j * (t(j) - t(j - 1) + draft), j = 1 ... k
 
 where `draft` is the drafter's time for a token and `wait` the round trip to it. k = 0 costs t(0) alone. The k with the
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from gateway.backends import DraftWish
 from gateway.speculate import Round, SpeculationPlan
+from tandem.speedup import expected_tokens, serial_seconds
 from tandem.types import DraftlessReason
 
 _HOPE = 0.7  # acceptance where nothing is known: hopeful, so that it is tried
@@ -136,12 +137,13 @@ def best_length(
     """
     plain_rate = 1.0 / round_seconds[0]
     best, best_rate = 0, plain_rate * (1.0 + _LEAST_GAIN + _LEAST_GAIN_PER_OTHER * (num_sequences - 1))
-    expected, seconds = 1.0, round_seconds[0] + wait_seconds
-    for k, (s, d) in enumerate(zip(accepted, drafted, strict=True), start=1):
-        expected += s
-        seconds += d * (added_seconds(round_seconds, k) + token_seconds)
-        if expected / seconds > best_rate:
-            best, best_rate = k, expected / seconds
+    verify = draft = 0.0
+    for k, (tokens, d) in enumerate(zip(expected_tokens(accepted)[1:], drafted, strict=True), start=1):
+        verify += d * added_seconds(round_seconds, k)
+        draft += d * token_seconds
+        seconds = serial_seconds(verify=round_seconds[0] + verify, draft=draft, wait=wait_seconds)
+        if tokens / seconds > best_rate:
+            best, best_rate = k, tokens / seconds
     return best, best_rate if best else plain_rate
 
 

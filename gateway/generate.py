@@ -108,8 +108,8 @@ class Generation:
                         self._metrics.observe_first_token(first_at - job.arrived)
                     self._metrics.observe_round(result, is_first=is_first)
                     trace_round(self._tracing, result, prompt=choice.prompt, sample=choice.sample)
+                    job.tally.add(result, is_first=is_first)
                     is_first = False
-                    job.tally.add(result)
                     delta = answer.consume(result)
                     if answer.finish_reason is not None:
                         break

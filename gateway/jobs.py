@@ -194,7 +194,7 @@ class JobMaker:
             seed=seed,
             verification=verification,
             skip_special_tokens=body.skip_special_tokens,
-            tally=SpeculationTally(num_draft_tokens=plan.num_draft_tokens),
+            tally=SpeculationTally(num_draft_tokens=plan.num_draft_tokens, keeps_rounds=body.speculation.trace),
             arrived=arrived,
             deadline=asyncio.get_running_loop().time() + self._settings.request_timeout_seconds,
         )

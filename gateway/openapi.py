@@ -37,6 +37,18 @@ class Usage(_Document):
     total_tokens: int
 
 
+class TraceRound(_Document):
+    """One call of the target. Seconds as in the whole report."""
+
+    prefill: Annotated[bool, Field(description="an answer's first round, whose time is that of its prompt")]
+    drafted: int
+    accepted: int
+    prepared: Annotated[bool, Field(description="its draft was ready when it was asked for")]
+    draft_seconds: float
+    verify_seconds: float
+    network_seconds: float
+
+
 class SpeculationReport(_Document):
     """How well speculation worked, over all answers to the request. Ratios of nothing are null."""
 
@@ -54,6 +66,7 @@ class SpeculationReport(_Document):
     verify_seconds: float
     network_seconds: float
     bytes_sent: int
+    round_trace: Annotated[list[TraceRound] | None, Field(description="with speculation.trace")] = None
 
 
 class TraceToken(_Document):

@@ -64,12 +64,14 @@ def build_router(
     generation: Generation,
     admission: Admission,
     metrics: GatewayMetrics,
+    record: Callable[[GenerationBody], None],
 ) -> APIRouter:
-    """All endpoints, over the given objects."""
+    """All endpoints, over the given objects. `record` is shown every request that is in order."""
     readiness: Responses = {200: {"model": ReadinessDocument}, 503: {"model": ReadinessDocument}}
     router = APIRouter(route_class=_JsonRoute, responses=errors(500))
 
     async def reply(request: Request, body: GenerationBody, job: Job) -> Response:
+        record(body)
         writer = Reply(body, job, generation.run(job))
         if body.stream:
             return EventStream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -57,6 +58,11 @@ class Settings(BaseSettings):
     )
     max_num_draft_tokens: int = Field(16, ge=1, le=64, description="the most draft tokens a request may ask for")
 
+    record_prompts: Path | None = Field(
+        None, description="file for a sample of prompts, for `tandem advise`; empty: none is ever stored"
+    )
+    record_max_prompts: int = Field(1000, ge=1, le=10_000, description="the most prompts in that file")
+
     max_header_bytes: int = Field(64 << 10, ge=1024, description="larger request headers are refused (431)")
     max_body_bytes: int = Field(4 << 20, ge=1, description="a larger request body is refused (413) before it is parsed")
     max_prompt_chars: int = Field(
@@ -92,6 +98,11 @@ class Settings(BaseSettings):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
+
+    @field_validator("record_prompts", mode="before")
+    @classmethod
+    def _none_of_empty(cls, value: object) -> object:
+        return None if value == "" else value
 
     @field_validator("target_addresses", "draft_addresses")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from tandem.bench.arms import Arm
 from tandem.bench.plan import Sampling
@@ -26,6 +26,23 @@ class Served:
     reasons: tuple[str, ...]
     builds: Mapping[str, Mapping[str, str]]
     started_with: Mapping[str, Any] | None
+
+
+class Run(Protocol):
+    """What a report of any kind says of the run behind it."""
+
+    @property
+    def began(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def machine(self) -> Mapping[str, Any]: ...
+    @property
+    def served(self) -> Served: ...
+    @property
+    def workload(self) -> Workload: ...
+    @property
+    def sampling(self) -> Sampling: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +126,7 @@ class Report:
         return sum(prompt.category == category for prompt in self.workload.prompts)
 
 
-def provenance(report: Report) -> Sequence[str]:
+def provenance(report: Run) -> Sequence[str]:
     """Where the figures are from, in a few lines."""
     machine, served = report.machine, report.served
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
@@ -131,7 +148,7 @@ def provenance(report: Report) -> Sequence[str]:
 
 def _request(each: Observation) -> dict[str, Any]:
     timeline = asdict(each.timeline)
-    del timeline["text"]
+    del timeline["text"], timeline["rounds"]
     gaps = timeline.pop("gap_seconds")
     speculation = timeline.pop("speculation")
     return {

@@ -32,6 +32,19 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTrace:
+    """One call of the target, as a response's `round_trace` has it. `prefill`: the answer's first."""
+
+    prefill: bool
+    drafted: int
+    accepted: int
+    prepared: bool
+    draft_seconds: float
+    verify_seconds: float
+    network_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """One answer. Seconds count from the sending of the request; `last` is the chunk that says how the answer ended."""
 
@@ -43,6 +56,7 @@ class Timeline:
     text: str
     finish_reason: str
     speculation: Speculation
+    rounds: tuple[RoundTrace, ...] = ()  # where the request asked for a trace
 
     @property
     def seconds_per_token(self) -> float | None:
@@ -88,6 +102,7 @@ def read_timeline(chunks: Iterable[tuple[float, bytes]]) -> Timeline:
             text="".join(text),
             finish_reason=finish_reason,
             speculation=_figures(speculation),
+            rounds=tuple(map(_round, speculation.get("round_trace") or ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Unavailable(
@@ -122,6 +137,18 @@ def _figures(report: Mapping[str, Any]) -> Speculation:
         verify_seconds=float(report["verify_seconds"]),
         network_seconds=float(report["network_seconds"]),
         bytes_sent=int(report["bytes_sent"]),
+    )
+
+
+def _round(entry: Mapping[str, Any]) -> RoundTrace:
+    return RoundTrace(
+        prefill=bool(entry["prefill"]),
+        drafted=int(entry["drafted"]),
+        accepted=int(entry["accepted"]),
+        prepared=bool(entry["prepared"]),
+        draft_seconds=float(entry["draft_seconds"]),
+        verify_seconds=float(entry["verify_seconds"]),
+        network_seconds=float(entry["network_seconds"]),
     )
 
 

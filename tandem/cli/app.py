@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from tandem import __version__
+from tandem.cli.advise import advise
 from tandem.cli.bench import bench
 from tandem.cli.console import print_error, stderr_console, stdout_console
 from tandem.cli.cores import available_cores
@@ -44,6 +45,7 @@ def build_app() -> typer.Typer:
     app.command("chat")(_chat)
     app.command("verify")(_verify)
     app.command("bench")(bench)
+    app.command("advise")(advise)
     app.command("distill")(distill)
     app.command("version")(_version)
     models = typer.Typer(help="Models on this machine.", no_args_is_help=True)

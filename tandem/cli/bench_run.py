@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -28,7 +28,7 @@ from tandem.bench.session import Records, Session
 from tandem.bench.summary import summarise
 from tandem.bench.tables import print_report
 from tandem.bench.workload import Workload, load_workload, own_workload
-from tandem.cli.bench_up import metrics_pages, on_free_ports, with_services
+from tandem.cli.bench_up import metrics_pages, on_free_ports, started_with, with_services
 from tandem.cli.chat_client import ChatClient
 from tandem.cli.console import printable, stderr_console, stdout_console
 from tandem.cli.fetching import fetch_with_bar
@@ -155,7 +155,7 @@ async def _bench(job: _Job, console: Console) -> Report:
             status=status,
             reasons=reasons,
             builds=await processes.builds(required=job.named_metrics),
-            started_with=None if options.up is None else _started_with(options.up),
+            started_with=None if options.up is None else started_with(options.up),
         )
         session = Session(
             client,
@@ -217,15 +217,3 @@ def _bar(progress: Progress, words: str, groups: Sequence[Group]) -> Callable[[]
 def _metrics_keys(job: _Job) -> dict[str, str]:
     """The gateway's own page wants the key that the gateway wants; a page that the user named is not given it."""
     return {"gateway": job.api_key} if job.api_key and "gateway" not in job.named_metrics else {}
-
-
-def _started_with(up: UpOptions) -> dict[str, Any]:
-    """What --up decided; the rest is the services' own defaults and variables."""
-    chosen = {
-        "model": up.model,
-        "draft": up.drafting_model or "n-grams",
-        "draft layers": up.draft_layers,
-        "draft table": up.drafting_table,
-        "threads of the target": up.target_threads,
-    }
-    return {name: value for name, value in chosen.items() if value is not None}

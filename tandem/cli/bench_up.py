@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
@@ -55,6 +55,18 @@ def metrics_pages(options: UpOptions) -> dict[str, str]:
         "target": f"http://127.0.0.1:{options.target_metrics_port}/metrics",
         "draft": f"http://127.0.0.1:{options.draft_metrics_port}/metrics",
     }
+
+
+def started_with(up: UpOptions) -> dict[str, Any]:
+    """What --up decided; the rest is the services' own defaults and variables."""
+    chosen = {
+        "model": up.model,
+        "draft": up.drafting_model or "n-grams",
+        "draft layers": up.draft_layers,
+        "draft table": up.drafting_table,
+        "threads of the target": up.target_threads,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
 
 
 async def with_services(

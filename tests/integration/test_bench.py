@@ -1,4 +1,4 @@
-"""`tandem bench` against real services on tiny models. What it measures is not judged here, only what it reports."""
+"""`tandem bench` and `advise` against real services on tiny models: what they report, not how fast anything is."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.stack import Stack
 pytestmark = pytest.mark.slow
 
 
-def bench(*options: str) -> subprocess.CompletedProcess[str]:
+def bench(*options: str, command: str = "bench") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tandem.cli", "bench", *options],
+        [sys.executable, "-m", "tandem.cli", command, *options],
         capture_output=True,
         text=True,
         timeout=100,
@@ -82,6 +82,48 @@ def test_an_arm_that_is_refused_ends_the_run_with_its_name(stack: Stack, tmp_pat
     assert done.returncode == 1
     assert "arm odd: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_advice_rests_on_what_was_measured(stack: Stack, tmp_path: Path) -> None:
+    """Two drafters with k up to 4, one request at a time and two; every figure is there, and no prompt."""
+    file, page = tmp_path / "advice.json", tmp_path / "advice.html"
+    done = bench(
+        str(workload(tmp_path)), "--url", stack.url, "--drafter", "model", "--drafter", "ngram",
+        "--num-draft-tokens", "4", "--per-category", "1", "--concurrency", "2", "--max-tokens", "16",
+        "--json", str(file), "--html", str(page), command="advise",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    document: dict[str, Any] = json.loads(file.read_text())
+    advice = document["advice"]
+    assert done.stdout.startswith(advice["headline"])
+    assert {each["concurrency"] for each in advice["by_concurrency"]} == {1, 2}
+    profiles = {(each["drafter"], each["category"]): each for each in document["profiles"]}
+    assert set(profiles) == {(name, category) for name in ("model", "ngram") for category in ("a", "b", "all")}
+    for (name, _), profile in profiles.items():
+        assert profile["num_answers"] in (1, 2)
+        assert len(profile["accepted_by_position"]) == 4
+        assert all(seconds > 0.0 for seconds in profile["seconds_by_drafted_tokens"]["verify"])
+        assert profile["bytes_per_round"] > 0.0
+        assert (profile["seconds_by_drafted_tokens"]["draft"][4] > 0.0) or name == "ngram"
+    best = advice["by_concurrency"][0]
+    checks = {(each["concurrency"], each["category"], each["num_draft_tokens"]) for each in document["checks"]}
+    assert {(1, "all", best["num_draft_tokens"]), (1, "a", best["num_draft_tokens"]), (2, "all", "auto")} <= checks
+    predicted = [(each["drafter"], each["category"]) for each in document["predictions"] if each["concurrency"] == 1]
+    assert len(predicted) == 2 * 3 * 4
+    assert all(each["speedup"]["estimate"] > 0.0 for each in document["predictions"])
+    assert page.read_text().startswith("<!doctype html>")
+    assert not any("abc abd" in text for text in (page.read_text(), file.read_text(), done.stdout, done.stderr))
+
+
+def test_advice_without_anything_to_ask_is_refused_in_one_line(stack: Stack, tmp_path: Path) -> None:
+    for options, words in (
+        (("--drafter", "odd"), "there are auto, "),
+        (("--html", str(tmp_path / "missing" / "x.html")), "does not exist"),
+    ):
+        done = bench(str(workload(tmp_path)), "--url", stack.url, *options, command="advise")
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_without_a_draft_the_figures_are_marked(stack: Stack, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tandem.bench.client import BenchClient
-from tandem.bench.timeline import added, read_timeline
+from tandem.bench.timeline import RoundTrace, added, read_timeline
 from tandem.errors import InvalidRequest, TandemError, Unavailable
 
 SPECULATION = {
@@ -58,6 +58,20 @@ def test_times_are_those_of_the_chunks_that_complete_an_event() -> None:
     assert timeline.seconds_per_token == 0.75  # four tokens in the three seconds after the first
     assert timeline.tokens_per_second == 1.25  # five in four
     assert timeline.speculation.accepted_per_position == (2, 0)
+
+
+def test_a_trace_s_rounds_are_read() -> None:
+    """Without a trace there are none, as with the answers above."""
+    entry: dict[str, Any] = {
+        "prefill": False, "drafted": 4, "accepted": 2, "prepared": True,
+        "draft_seconds": 0.25, "verify_seconds": 0.5, "network_seconds": 0.125,
+    }  # fmt: skip
+    traced = {**SPECULATION, "round_trace": [{**entry, "prefill": True, "drafted": 0, "accepted": 0}, entry]}
+    last = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}], "speculation": traced})
+    rounds = read_timeline([(1.0, ROLE + piece("x") + last + USAGE + DONE)]).rounds
+    assert [(each.prefill, each.drafted, each.accepted) for each in rounds] == [(True, 0, 0), (False, 4, 2)]
+    assert rounds[1] == RoundTrace(**entry)
+    assert read_timeline([(1.0, ROLE + piece("x") + LAST + USAGE + DONE)]).rounds == ()
 
 
 def test_an_answer_of_one_token_has_no_time_per_token() -> None:

@@ -234,6 +234,10 @@ async def test_d4_d5_d8_everything_ends_at_a_stop_in_the_middle_of_a_long_draft(
     # Round 0: b. Round 1: sixteen drafted and accepted, of which c d e f are in the answer.
     assert answer["speculation"]["accepted"] == 16
     assert wasted == 12
+    rounds = answer["speculation"]["round_trace"]
+    assert [(each["prefill"], each["drafted"], each["accepted"]) for each in rounds] == [(True, 0, 0), (False, 16, 16)]
+    for stage in ("draft_seconds", "verify_seconds", "network_seconds"):
+        assert sum(each[stage] for each in rounds) == pytest.approx(answer["speculation"][stage])
 
 
 @pytest.mark.parametrize("skip", [True, False])
