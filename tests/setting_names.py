@@ -68,7 +68,8 @@ def check_value(name: str, value: str) -> None:
     """Raises ValueError where a service would refuse the value. What no service reads is not looked at."""
     if name in settings_fields():
         settings, field = settings_fields()[name]
-        settings(**{field: value})
+        given: dict[str, Any] = {field: value}
+        settings(**given)
 
 
 def default(name: str) -> Any:
