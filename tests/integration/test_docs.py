@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.fields import REFUSED, Speculation, StreamOptions
+from gateway.openapi import SpeculationReport
+from gateway.schemas import ChatBody, CompletionBody
 from tests import documents
 from tests.document_checks import CHECKS, problem
 from tests.documents import ROOT, Command
+from tests.monitoring import exported, rules
 from tests.setting_names import check_value, command_line, commands_of, default, known_names, settings_fields
 from tests.stack import Stack
 
@@ -19,6 +23,9 @@ PAGES = {file: documents.read(file) for file in documents.pages()}
 COMMANDS = [command for file, text in PAGES.items() for command in documents.commands(text, file=file)]
 CURLS = [command for command in COMMANDS if command.program == "curl"]
 SNIPPETS = [b for file, text in PAGES.items() for b in documents.blocks(text, file=file) if b.language == "python"]
+CONFIGURATION = {str(file.relative_to(ROOT)): file.read_text() for file in ROOT.glob("*.yml")} | {
+    ".env.example": documents.read(".env.example")
+}
 FOLDERS = {file.name for file in ROOT.iterdir() if file.is_dir() and not file.name.startswith(".")}
 
 
@@ -61,7 +68,7 @@ def test_every_python_snippet_runs(stack: Stack, block: documents.Block) -> None
 def test_every_variable_is_a_setting() -> None:
     """In full, TANDEM_DRAFT_TABLE; its beginning, `TANDEM_TARGET_...`; or its end, `..._STALL_TIMEOUT_SECONDS`."""
     known, wrong = known_names(), []
-    for file, text in PAGES.items():
+    for file, text in (PAGES | CONFIGURATION).items():
         wrong += [
             f"{file}: {name}"
             for name in re.findall(r"\bTANDEM_[A-Z0-9_]+", text)
@@ -159,6 +166,38 @@ def _short(name: str) -> str:
 
 def _written(value: object) -> str:
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+
+
+def test_the_sizes_of_kv_caches_are_what_the_formula_gives() -> None:
+    rows = [row for row in documents.table_rows(PAGES["docs/operating.md"]) if re.fullmatch(r"\d+, \d+, \d+", row[1])]
+    assert rows
+    for model, shape, of_a_token, tokens in rows:
+        layers, heads, size = map(int, shape.split(", "))
+        num_bytes = 2 * layers * heads * size * 2
+        assert (of_a_token, tokens) == (
+            f"{num_bytes:,}",
+            f"{default('TANDEM_TARGET_KV_CACHE_BYTES') // num_bytes:,}",
+        ), model
+
+
+def test_the_api_page_has_every_field() -> None:
+    text = PAGES["docs/api.md"]
+    models = (CompletionBody, ChatBody, Speculation, StreamOptions, SpeculationReport)
+    fields = {*REFUSED, *(name for model in models for name in model.model_fields)}
+    assert not [name for name in sorted(fields) if f"`{re.sub('^guided_.*', 'guided_*', name)}`" not in text]
+
+
+def test_alerts_and_metrics_are_those_that_there_are() -> None:
+    listed = re.findall(r"\bTandem[A-Z]\w+", PAGES["docs/observability.md"])
+    assert sorted(listed) == sorted(rule["alert"] for rule in rules() if "alert" in rule)
+    spans = [(file, span) for file, text in PAGES.items() for _, span in documents.spans(text, file=file)]
+    wrong = [
+        f"{file}: {name}"
+        for file, span in spans
+        for name in re.findall(r"^(tandem_\w+)", span)
+        if name not in exported()
+    ]
+    assert not wrong, wrong
 
 
 def test_programs_are_those_that_can_be_checked() -> None:
