@@ -13,7 +13,8 @@ from tandem.types import SessionStart
 class AutoDrafter:
     """Round by round: a match of at least `min_match` tokens is continued, which costs nothing; else `model` drafts.
 
-    Which of the two drafts depends on the text so far alone, so each round is as exact as the one that drafts it.
+    Which of the two drafts depends on the text so far and on what became of earlier guesses, never on draws to come, so
+    each round is as exact as the one that drafts it.
     """
 
     def __init__(self, *, lookup: LookupDrafter, model: Follower, min_match: int) -> None:

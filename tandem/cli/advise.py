@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli.cores import available_cores
+from tandem.cli.measured import (
+    ApiKey,
+    DraftLayers,
+    DraftModel,
+    DraftTable,
+    Model,
+    Threads,
+    Up,
+    Url,
+    services_of_the_run,
+)
 
 
 def advise(
@@ -23,33 +33,14 @@ def advise(
         ),
     ] = None,
     *,
-    url: Annotated[str, typer.Option(help="The gateway's.", envvar="TANDEM_URL")] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str | None, typer.Option(help="For a gateway that asks for one.", envvar="TANDEM_API_KEY")
-    ] = None,
-    up: Annotated[
-        bool, typer.Option("--up", help="Start target, draft and gateway for the run, on free ports, and end them.")
-    ] = False,
-    model: Annotated[str, typer.Option(help="With --up: the target.", envvar="TANDEM_TARGET_MODEL")] = "bundled",
-    draft_model: Annotated[
-        str | None, typer.Option(help="With --up: the draft. Without one: n-grams.", envvar="TANDEM_DRAFT_MODEL")
-    ] = None,
-    draft_layers: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --up: draft with the first N layers only.", envvar="TANDEM_DRAFT_NUM_LAYERS"),
-    ] = None,
-    draft_table: Annotated[
-        str | None,
-        typer.Option(
-            help="With --up: n-grams of the target's answers. (default: the bundled ones, for the bundled model)",
-            envvar="TANDEM_DRAFT_TABLE",
-            show_default=False,
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --up: CPU threads of each model service. (default: all cores, divided)"),
-    ] = None,
+    url: Url = "http://127.0.0.1:8000",
+    api_key: ApiKey = None,
+    up: Up = False,
+    model: Model = "bundled",
+    draft_model: DraftModel = None,
+    draft_layers: DraftLayers = None,
+    draft_table: DraftTable = None,
+    threads: Threads = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="Only this drafter; may be repeated. (default: all there are)", show_default=False),
@@ -88,19 +79,16 @@ def advise(
     from tandem.bench.plan import Sampling
     from tandem.cli.advise_run import AdviseOptions, run_advise
     from tandem.cli.bench_run import parse_levels
-    from tandem.cli.plan import UpOptions
 
     options = AdviseOptions(
         url=url,
-        up=UpOptions(
+        up=services_of_the_run(
             model=model,
             draft_model=draft_model,
             draft_layers=draft_layers,
             draft_table=draft_table,
             threads=threads,
-            cores=available_cores(),
-            tls=bool(os.environ.get("TANDEM_GATEWAY_TLS_CERTIFICATE_FILE")),
-            asks_for_key=bool(os.environ.get("TANDEM_GATEWAY_API_KEYS_FILE")),
+            environment=os.environ,
         )
         if up
         else None,

@@ -76,6 +76,12 @@ class Streamed:
                             self.last_accepted = time.monotonic()
                     self.changed.notify_all()
 
+    def wait_for_tokens(self, count: int) -> None:
+        self.wait_until(lambda: len(self.ids) >= count)
+
+    def wait_for_accepted_after(self, moment: float) -> None:
+        self.wait_until(lambda: self.last_accepted > moment)
+
     def wait_until(self, condition: Callable[[], bool], *, timeout_seconds: float = 60.0) -> None:
         with self.changed:
             assert self.changed.wait_for(condition, timeout_seconds), (len(self.ids), self.origins[-50:])
@@ -93,7 +99,7 @@ def test_a_draft_that_is_killed_costs_speed_only_and_is_used_again_within_5_seco
         reading = pool.submit(seen.read, own_stack, body)
         for _ in range(2):
             wanted = len(seen.ids) + choose.randrange(20, 600)
-            seen.wait_until(lambda wanted=wanted: len(seen.ids) >= wanted)  # type: ignore[misc]
+            seen.wait_for_tokens(wanted)
             own_stack.draft.kill()
             own_stack.wait_until("degraded", timeout_seconds=10)
             own_stack.draft.start()
@@ -101,7 +107,7 @@ def test_a_draft_that_is_killed_costs_speed_only_and_is_used_again_within_5_seco
                 assert not reading.done(), "the answer ended before the draft was back"
                 time.sleep(0.02)
             back = time.monotonic()
-            seen.wait_until(lambda back=back: seen.last_accepted > back)  # type: ignore[misc]
+            seen.wait_for_accepted_after(back)
             took.append(seen.last_accepted - back)
         reading.result()
     print("used again after", [round(seconds, 2) for seconds in took], "s")
