@@ -28,11 +28,11 @@ from rich.table import Table
 from benchmarks.gpu_cases import BLOCK_SIZE, FULL, TINY, Plan, make_batch, make_batches, make_model, on_blocks_of
 from tandem.engine import device_rejection
 from tandem.engine.cuda_graphs import CudaGraphs
-from tandem.engine.draft_law import draw_sparse, top_law
+from tandem.engine.draft_law import draw_sparse
 from tandem.engine.model_check import attention_of
 from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.rejection import verify
-from tandem.engine.sampling import law
+from tandem.engine.sampling import law, top_law
 from tandem.engine.static_decode import Capture, Step, as_it_is, bucket_of
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import TandemError

@@ -222,11 +222,12 @@ class DraftLengths:
 
     def __init__(self, *, most: int) -> None:
         self._most = most
-        self._experience: dict[str, Experience] = {}
+        self._experience: dict[tuple[str, bool], Experience] = {}
 
-    def start(self, plan: SpeculationPlan) -> AutoLength | FixedLength:
-        """For one answer. Drafters are few: their names were checked when the request came in."""
+    def start(self, plan: SpeculationPlan, *, greedy: bool) -> AutoLength | FixedLength:
+        """For one answer; greedy ones and sampled ones are foretold differently well. Drafters are few: their names
+        were checked when the request came in."""
         if not plan.automatic:
             return FixedLength(plan.num_draft_tokens)
-        experience = self._experience.setdefault(plan.drafter, Experience(Counts(self._most)))
+        experience = self._experience.setdefault((plan.drafter, greedy), Experience(Counts(self._most)))
         return AutoLength(experience, most=plan.num_draft_tokens)

@@ -91,7 +91,7 @@ class Generation:
                 choice.start,
                 max_length=choice.start.prompt_length + choice.rules.max_tokens,
                 plan=job.plan,
-                length=self._lengths.start(job.plan),
+                length=self._lengths.start(job.plan, greedy=choice.start.sampling.greedy),
                 target=self._backends.target_at(address),
                 drafts=self._backends.drafts,
             )

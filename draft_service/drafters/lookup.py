@@ -7,6 +7,9 @@ Token by token, the likelier of two guesses is taken:
 
 each also by whether the other one says the same. How likely they are is what has come in the place of such guesses so
 far (draft_service/certainty.py). A draft ends where all of it is less likely to stand than is worth its time.
+
+Where the request samples, the table's guess is drawn from its law, which is accepted more often than its likeliest
+token would be. Which guess is taken, and where the draft ends, is decided before the draw.
 """
 
 from __future__ import annotations
@@ -15,17 +18,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from draft_service.certainty import Certainty, Experience
 from draft_service.drafters.base import Drafted
+from draft_service.drafters.looked_up_law import draw, shaped
 from draft_service.suffix_automaton import Reader, SuffixAutomaton
+from tandem.engine.draft_law import SparseLaw, pack
 from tandem.errors import OutOfStep
 from tandem.ngram_table import NgramTable
-from tandem.types import NO_DRAFT, Draft, SessionStart
+from tandem.types import NO_DRAFT, Draft, PackedLaw, SessionStart, Verification
 
 # Matches from so many tokens on are of one kind; and how often the next token is right there, in greedy answers of the
 # bundled model (docs/decisions/0007).
 _MATCH_KINDS = ((1, 0.26), (2, 0.55), (3, 0.62), (4, 0.69), (5, 0.76), (7, 0.82), (10, 0.88), (15, 0.92))
 _TABLE_KINDS = 6  # equal steps of certainty
+# Of laws, by the same steps of their likeliest token's probability: how often what is drawn stands, in answers of the
+# bundled model at temperatures from 0.7 to 1 (docs/decisions/0014).
+_LAW_STANDS = (0.03, 0.18, 0.23, 0.29, 0.34, 0.60)
 _LONGEST_CONTEXT = 8  # tokens shown to the table, which looks at four at most
 
 Other = Literal["silent", "agrees", "differs"]
@@ -33,14 +43,16 @@ Other = Literal["silent", "agrees", "differs"]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    source: Literal["text", "table"]
+    source: Literal["text", "table", "law"]
     level: int
     other: Other
 
 
 @dataclass(frozen=True, slots=True)
-class _Guess:
-    token_id: int
+class _Candidate:
+    """A token, or the law to draw it from; and how likely it is to stand if those before it do."""
+
+    guess: int | SparseLaw
     kind: _Kind
     probability: float
 
@@ -49,7 +61,7 @@ class LookupDrafter:
     """Looks up in the text itself, from matches of `min_match` tokens on, and in `table` where there is one.
 
     `min_match` None: in the table only. `least_certainty`: where the one who asks names none. A draft depends on texts
-    as they are when it is asked for, so its law is one-hot (docs/exactness.md).
+    as they are when it is asked for, and on draws that are made for it alone (docs/exactness.md).
     """
 
     def __init__(self, *, min_match: int | None = 1, table: NgramTable | None = None, least_certainty: float) -> None:
@@ -67,7 +79,7 @@ class LookupDrafter:
 
     def open(self, start: SessionStart) -> LookupSession:
         return LookupSession(
-            start.token_ids,
+            start,
             min_match=self._min_match,
             table=self._table,
             least_certainty=self._least_certainty,
@@ -83,20 +95,21 @@ class LookupSession:
 
     def __init__(
         self,
-        token_ids: Sequence[int],
+        start: SessionStart,
         *,
         min_match: int | None,
         table: NgramTable | None,
         least_certainty: float,
         certainty: Certainty,
     ) -> None:
+        self._start = start
         self._min_match = min_match
         self._table = table
         self._least_certainty = least_certainty
         self._certainty = certainty
-        self._text = SuffixAutomaton(token_ids)
+        self._text = SuffixAutomaton(start.token_ids)
         self._guessed: tuple[int, ...] = ()
-        self._looked_at: list[list[_Guess]] = []  # by position behind the text: all that might have been guessed there
+        self._judged: list[list[tuple[_Kind, int]]] = []  # by position behind the text: what came may be one of these
 
     @property
     def length(self) -> int:
@@ -125,7 +138,7 @@ class LookupSession:
 
     def close(self) -> None:
         self._text = SuffixAutomaton()
-        self._guessed, self._looked_at = (), []
+        self._guessed, self._judged = (), []
 
     def advance(self, keep_length: int, new_tokens: Sequence[int]) -> None:
         """Keep `keep_length` tokens, append `new_tokens`. Raises OutOfStep, with nothing changed."""
@@ -135,7 +148,7 @@ class LookupSession:
         stand = self._guessed[: max(0, num_kept)]
         if num_kept >= 0:
             self._learn([*stand, *new_tokens[:1]])
-        self._guessed, self._looked_at = (), []
+        self._guessed, self._judged = (), []
         self._text.truncate(keep_length)
         self._text.extend(stand)
         self._text.extend(new_tokens)
@@ -143,54 +156,86 @@ class LookupSession:
     def guess(self, num_tokens: int, *, least_certainty: float | None = None) -> Draft:
         """At most `num_tokens` tokens, told to the client; the next `advance` says which of them stand."""
         least = self._least_certainty if least_certainty is None else least_certainty
-        self._guessed = tuple(self._guesses(num_tokens, least))
-        return Draft(self._guessed) if self._guessed else NO_DRAFT
+        guesses = self._guesses(num_tokens, least)
+        self._guessed = tuple(token_id for token_id, _ in guesses)
+        return Draft(self._guessed, self._packed([law for _, law in guesses])) if guesses else NO_DRAFT
 
     def show(self, token_ids: Sequence[int]) -> None:
         """The client was told `token_ids` by another drafter."""
-        self._guessed, self._looked_at = tuple(token_ids), []
+        self._guessed, self._judged = tuple(token_ids), []
 
-    def _guesses(self, num_tokens: int, least_certainty: float) -> list[int]:
+    def _packed(self, laws: Sequence[SparseLaw | None]) -> PackedLaw | None:
+        """As they cross the wire; the coupled rule looks at ids only."""
+        if self._start.verification is Verification.COUPLED or all(law is None for law in laws):
+            return None
+        pairs = zip(laws, self._guessed, strict=True)
+        return pack([_one_hot(token_id) if law is None else law for law, token_id in pairs])
+
+    def _guesses(self, num_tokens: int, least_certainty: float) -> list[tuple[int, SparseLaw | None]]:
+        """Tokens, each with the law it was drawn from; None: one-hot."""
         reader = Reader(self._text)
+        text_length = len(self._text.tokens)
         context = list(self._text.tokens[-_LONGEST_CONTEXT:])
         all_stand = 1.0
-        guesses: list[int] = []
-        self._looked_at = []
+        guesses: list[tuple[int, SparseLaw | None]] = []
+        self._judged = []
         while len(guesses) < num_tokens:
-            candidates = self._candidates(reader, context)
-            self._looked_at.append(candidates)
-            best = max(candidates, key=lambda guess: guess.probability, default=None)
+            position = text_length + len(guesses)
+            candidates = self._candidates(reader, context, position=position)
+            self._judged.append([(one.kind, one.guess) for one in candidates if isinstance(one.guess, int)])
+            best = max(candidates, key=lambda one: one.probability, default=None)
             if best is None or all_stand * best.probability < least_certainty:
                 break
             all_stand *= best.probability
-            guesses.append(best.token_id)
-            context.append(best.token_id)
-            reader.append(best.token_id)
+            if isinstance(best.guess, int):
+                token_id, law = best.guess, None
+            else:
+                law = best.guess
+                token_id = draw(law, self._start, position=position, text_length=text_length)
+                self._judged[-1].append((best.kind, token_id))
+            guesses.append((token_id, law))
+            context.append(token_id)
+            reader.append(token_id)
         return guesses
 
-    def _candidates(self, reader: Reader, context: Sequence[int]) -> list[_Guess]:
+    def _candidates(self, reader: Reader, context: Sequence[int], *, position: int) -> list[_Candidate]:
         said = reader.next if self._min_match is not None and reader.match_length >= self._min_match else None
-        listed = None if self._table is None else self._table.next(context)
-        candidates: list[_Guess] = []
+        listed = [] if self._table is None else self._table.law(context)
+        candidates: list[_Candidate] = []
         if said is not None:
-            other: Other = "silent" if listed is None else "agrees" if listed[0] == said else "differs"
+            other: Other = "silent" if not listed else "agrees" if listed[0][0] == said else "differs"
             level, expected = _match_kind(reader.match_length)
-            candidates.append(self._guess(said, _Kind("text", level, other), expected=expected))
-        if listed is not None and listed[0] != said:
-            level = min(_TABLE_KINDS - 1, int(listed[1] * _TABLE_KINDS))
-            kind = _Kind("table", level, "silent" if said is None else "differs")
-            candidates.append(self._guess(listed[0], kind, expected=listed[1]))
+            candidates.append(self._candidate(said, _Kind("text", level, other), expected=expected))
+        other = "silent" if said is None else "differs"
+        if not self._start.sampling.greedy:
+            num_generated = position - self._start.prompt_length
+            law = shaped(listed, self._start.sampling, num_generated=num_generated)
+            if law is not None:
+                level = _level(float(law.probs[0]))
+                candidates.append(self._candidate(law, _Kind("law", level, other), expected=_LAW_STANDS[level]))
+        elif listed and listed[0][0] != said:
+            token_id, certainty = listed[0]
+            candidates.append(self._candidate(token_id, _Kind("table", _level(certainty), other), expected=certainty))
         return candidates
 
-    def _guess(self, token_id: int, kind: _Kind, *, expected: float) -> _Guess:
-        return _Guess(token_id, kind, self._certainty.of(kind, expected=expected))
+    def _candidate(self, guess: int | SparseLaw, kind: _Kind, *, expected: float) -> _Candidate:
+        return _Candidate(guess, kind, self._certainty.of(kind, expected=expected))
 
     def _learn(self, came: Sequence[int]) -> None:
         """`came`: the guesses that stood, and the token behind them. What was not guessed in the end is judged, too:
-        else a kind that is thought little of would never be heard of again."""
-        for candidates, token_id in zip(self._looked_at, came, strict=False):
-            for guess in candidates:
-                self._certainty.learn(guess.kind, right=guess.token_id == token_id)
+        else a kind that is thought little of would never be heard of again. But not laws: that a token was not drawn
+        from one tells nothing of it (and one that was, stood if it is what came: a recovered token is another one)."""
+        for judged, came_here in zip(self._judged, came, strict=False):
+            for kind, token_id in judged:
+                self._certainty.learn(kind, right=token_id == came_here)
+
+
+def _one_hot(token_id: int) -> SparseLaw:
+    return SparseLaw(np.array([token_id], dtype=np.uint32), np.ones(1, dtype=np.float32))
+
+
+def _level(certainty: float) -> int:
+    return min(_TABLE_KINDS - 1, int(certainty * _TABLE_KINDS))
 
 
 def _match_kind(length: int) -> tuple[int, float]:

@@ -13,29 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from tandem.engine.outcome import Outcome, origin_of
+from tandem.engine.randomness import token_uniforms
 from tandem.engine.sampling import lazy_laws, likeliest
 from tandem.types import SamplingParams
 
-# The key's second half: keeps these numbers apart from any other use of the same seed.
-_STREAM = 0x7A6E_64656D
-# Exponentials stay finite, so that a token of probability 1 wins whatever it draws. float32's last step below 1.
-_LARGEST_UNIFORM = 1.0 - 2.0**-24
-
 
 def exponentials(seed: int, position: int, vocab_size: int) -> torch.Tensor:
-    """Exp(1) noise [vocab] for the token at absolute `position`, float32 on the CPU.
+    """Exp(1) noise [vocab] for the token at absolute `position`, float32 on the CPU, finite: so that a token of
+    probability 1 wins whatever it draws.
 
-    Philox is counter-based, and NumPy keeps its raw stream the same across versions and platforms. 32 bits a token: the
-    law that comes out is off by less than vocab * 2^-33 in total variation, 6e-6 for 49,152 tokens.
+    Of 32 bits a token: the law that comes out is off by less than vocab * 2^-33 in total variation, 6e-6 for 49,152.
     """
-    generator = np.random.Philox(key=np.array([seed, _STREAM], dtype=np.uint64), counter=[0, position, 0, 0])
-    raw = generator.random_raw((vocab_size + 1) // 2).view(np.uint32)[:vocab_size]
-    uniforms = (raw.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
-    return -torch.log1p(-torch.from_numpy(uniforms).clamp_(max=_LARGEST_UNIFORM))
+    return -torch.log1p(-torch.from_numpy(token_uniforms(seed, position, vocab_size)))
 
 
 def choose(probs: torch.Tensor, *, seed: int, position: int) -> int:

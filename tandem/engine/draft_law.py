@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from tandem.types import Draft, PackedLaw
 
@@ -30,16 +29,6 @@ class SparseLaw:
 
     token_ids: npt.NDArray[np.uint32]
     probs: npt.NDArray[np.float32]
-
-
-def top_law(probs: torch.Tensor, size: int) -> SparseLaw:
-    """The `size` most probable tokens of a law [vocab], renormalised in float32; fewer where the rest has none."""
-    top = probs.topk(min(size, probs.shape[-1]))
-    values: npt.NDArray[np.float32] = top.values.cpu().numpy()
-    ids: npt.NDArray[np.int64] = top.indices.cpu().numpy()
-    possible = values > 0.0
-    kept = values[possible]
-    return SparseLaw(ids[possible].astype(np.uint32), kept / kept.sum(dtype=np.float32))
 
 
 def draw_sparse(law: SparseLaw, u: float) -> int:

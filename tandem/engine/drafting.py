@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from tandem.engine.coupled import scores
-from tandem.engine.draft_law import SparseLaw, draw_sparse, pack, top_law
+from tandem.engine.draft_law import SparseLaw, draw_sparse, pack
 from tandem.engine.randomness import Purpose, uniform
-from tandem.engine.sampling import adjusted_logits, law, likeliest, on_host
+from tandem.engine.sampling import adjusted_logits, law, likeliest, on_host, top_law
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program
 from tandem.types import Draft, SessionStart, Verification

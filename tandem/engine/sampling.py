@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tandem.engine.draft_law import SparseLaw
 from tandem.types import SamplingParams
 
 # The first guess at how much less probable than the likeliest a token may be and still be among the top ones.
@@ -113,6 +114,16 @@ def draw(probs: torch.Tensor, u: float) -> int:
     if index < len(probs):
         return index
     return int(probs.nonzero()[-1])  # u * total was rounded up to the total
+
+
+def top_law(probs: torch.Tensor, size: int) -> SparseLaw:
+    """The `size` most probable tokens of a law [vocab], renormalised in float32; fewer where the rest has none."""
+    top = probs.topk(min(size, probs.shape[-1]))
+    values: npt.NDArray[np.float32] = top.values.cpu().numpy()
+    ids: npt.NDArray[np.int64] = top.indices.cpu().numpy()
+    possible = values > 0.0
+    kept = values[possible]
+    return SparseLaw(ids[possible].astype(np.uint32), kept / kept.sum(dtype=np.float32))
 
 
 def _keep_from(probs: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ from tandem.types import Draft, SamplingParams, SessionStart, Verification
 from target_service.verifier import Verifier
 from tests.in_process import FunctionDrafter, InProcessDrafts, InProcessTarget, Question, rounds_of, working_on
 from tests.toy_models import FALSE_ALARM, FloatArray, ToyModel, ToyRunner, misfit, smallest_visible_error
+from tests.toy_tables import table_of
 
 VOCAB_SIZE = 4
 PROMPT = (0, 3, 1, 0, 3)
@@ -47,6 +48,9 @@ MODELS = {
     "prepared": (TARGET.like(weight=0.8, seed=12), 50),  # the good one, which also prepares drafts
     "sparse": (TARGET.like(weight=0.8, seed=14), 2),  # samples from its two most likely tokens only
 }
+
+# Of answers of a model that is not quite the target, so that laws of the table are near its and never equal.
+TABLE = table_of(TARGET.like(weight=0.8, seed=15), num_answers=60, longest=2)
 
 # One value for each parameter, strong enough to matter within three tokens (asserted below).
 VALUES: dict[str, dict[str, Any]] = {
@@ -126,6 +130,8 @@ async def _sample(params: SamplingParams, *, drafter: str, k: int, rule: Rejecti
         target = InProcessTarget(Verifier(worker, rejection_rule=rule))
         drafters: dict[str, Drafter] = {
             "ngram": LookupDrafter(least_certainty=0.0),
+            "table": LookupDrafter(min_match=None, table=TABLE, least_certainty=0.0),
+            "ngram and table": LookupDrafter(table=TABLE, least_certainty=0.2),  # drafts of all lengths
             "stubborn": FunctionDrafter(_own_text),
         }
         if drafter in MODELS:
@@ -184,6 +190,13 @@ CASES = [
     ("banned_token_ids+frequency_penalty", "stubborn", 2),
     ("no parameter", "prepared", 1),
     ("presence_penalty+top_p", "prepared", 3),
+    ("no parameter", "table", 3),
+    ("low temperature", "table", 2),
+    ("min_tokens+top_k", "table", 3),
+    ("logit_bias+top_p", "table", 4),
+    ("no parameter", "ngram and table", 4),
+    ("frequency_penalty+high temperature", "ngram and table", 3),
+    ("banned_token_ids+min_p", "ngram and table", 2),
 ]
 
 
@@ -257,6 +270,8 @@ WRONG: Mapping[str, tuple[RejectionRule, str]] = {
     "accepts what it finds likely enough": (rule_of(accepts=lambda u, p, q: p > 0.3), "bad"),
     "accepts everything": (rule_of(accepts=lambda u, p, q: True), "bad"),
     "takes a deterministic draft for certain": (rule_of(accepts=lambda u, p, q: p > 0.0), "ngram"),
+    "takes a law of a table for one-hot": (rule_of(accepts=lambda u, p, q: u < p), "table"),
+    "recovers what a law of a table left": (rule_of(recovers=lambda p, q: p), "table"),
 }
 
 

@@ -209,7 +209,7 @@ def test_a_certain_token_always_wins_and_an_impossible_one_never() -> None:
 
 def test_a_certain_token_wins_with_the_worst_noise_there_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     worst = torch.full((5,), 1e-10)
-    worst[2] = -torch.log1p(torch.tensor(-coupled._LARGEST_UNIFORM))
+    worst[2] = -torch.log1p(torch.tensor(2.0**-24 - 1.0))
     monkeypatch.setattr(coupled, "exponentials", lambda seed, position, vocab_size: worst)
     assert choose(torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]), seed=0, position=0) == 2
 

@@ -77,7 +77,7 @@ def test_the_chosen_k_has_the_highest_rate(
 def chosen(round_seconds: tuple[float, ...], *, acceptance: float, token_seconds: float = 0.0) -> DraftWish:
     """The wish after many rounds in which each drafted token was accepted with that probability."""
     rng = np.random.default_rng(2)
-    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
     length.learn(a_round(0, 0, round_seconds=round_seconds))
     for _ in range(300):
         k = length.next().num_draft_tokens
@@ -98,7 +98,7 @@ def test_the_price_of_a_token() -> None:
     assert dearer.least_certainty is not None
     assert dearer.least_certainty > 2 * (wish.least_certainty or 1.0)
     # Eight streams, given up: 12 ms more for a token of each, in which they get 0.4 of one otherwise.
-    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
     play(length, acceptance=0.02, hit_rate=1.0, round_seconds=BUSY, num_tokens=300)
     probes = [wish for wish in (length.next() for _ in range(100)) if wish.num_draft_tokens]
     assert [wish.least_certainty for wish in probes] == [pytest.approx(0.4)] * len(probes)
@@ -117,7 +117,7 @@ def test_a_drafter_that_knows_the_price_and_its_chances_is_faster() -> None:
 
     def speed(*, tells_price: bool, round_seconds: tuple[float, ...]) -> float:
         rng = np.random.default_rng(1)
-        length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+        length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
         tokens, seconds = 0, 0.0
         while tokens < 5000:
             wish = length.next()
@@ -194,13 +194,13 @@ def test_it_is_as_good_as_the_best_fixed_k_in_hindsight(
             token_seconds=token_seconds,
         )
 
-    auto = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    auto = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
     best_fixed = max(speed(FixedLength(k)) for k in range(MOST + 1))
     assert speed(auto) > 0.92 * best_fixed  # the rounds in which it learns included
 
 
 def test_it_gives_up_what_does_not_pay_and_comes_back_when_it_does() -> None:
-    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
     play(length, acceptance=0.02, hit_rate=1.0, round_seconds=BUSY, num_tokens=300)
     asked = [length.next().num_draft_tokens for _ in range(256)]
     assert set(asked) == {0, 3}  # tries it now and then
@@ -215,24 +215,24 @@ def test_it_gives_up_what_does_not_pay_and_comes_back_when_it_does() -> None:
 def test_what_one_answer_has_learnt_the_next_one_knows() -> None:
     lengths = DraftLengths(most=MOST)
     plan = SpeculationPlan(num_draft_tokens=MOST, automatic=True)
-    old = lengths.start(plan)
+    old = lengths.start(plan, greedy=True)
     for _ in range(200):
         k = old.next().num_draft_tokens
         old.learn(a_round(k, 0))
-    fresh = lengths.start(plan)
+    fresh = lengths.start(plan, greedy=True)
     fresh.learn(a_round(0, 0))
     assert fresh.next().num_draft_tokens == 0
-    other = lengths.start(SpeculationPlan(num_draft_tokens=MOST, drafter="model", automatic=True))
+    other = lengths.start(SpeculationPlan(num_draft_tokens=MOST, drafter="model", automatic=True), greedy=True)
     other.learn(a_round(0, 0))
     assert other.next().num_draft_tokens > 0  # another drafter is another matter
 
 
 def test_without_foretold_times_it_drafts_five() -> None:
-    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
     assert length.next().num_draft_tokens == 5
     length.learn(a_round(5, 5, round_seconds=()))
     assert length.next().num_draft_tokens == 5
-    short = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=3, automatic=True))
+    short = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=3, automatic=True), greedy=True)
     assert short.next().num_draft_tokens == 3
 
 
@@ -254,7 +254,7 @@ def test_company_wants_a_larger_gain() -> None:
 def test_a_drafter_that_limits_itself_costs_no_more_than_it_drafts() -> None:
     """N-grams: half of the rounds have a guess of one token, which holds; a long k must not be priced in full."""
     lengths = DraftLengths(most=MOST)
-    length = lengths.start(SpeculationPlan(num_draft_tokens=MOST, automatic=True))
+    length = lengths.start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
     length.learn(a_round(0, 0, round_seconds=BUSY))
     for turn in range(200):
         length.next()
@@ -263,7 +263,7 @@ def test_a_drafter_that_limits_itself_costs_no_more_than_it_drafts() -> None:
 
 
 def test_a_request_s_own_k_stays() -> None:
-    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=7))
+    length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=7), greedy=True)
     length.learn(a_round(7, 0))
     assert length.next().num_draft_tokens == 7
 
@@ -272,7 +272,7 @@ def test_rounds_without_an_answer_of_the_draft_teach_nothing() -> None:
     """A draft that is down says nothing of what its drafts are worth."""
     lengths = DraftLengths(most=MOST)
     plan = SpeculationPlan(num_draft_tokens=MOST, automatic=True)
-    length = lengths.start(plan)
+    length = lengths.start(plan, greedy=True)
     down = Round(
         token_ids=(1,),
         origins=(TokenOrigin.PLAIN,),
