@@ -56,7 +56,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                         request.round.advance.keep_length,
                         self._ids(request.round.advance.token_ids, field="advance.token_ids"),
                         self._num_draft_tokens(request.round.num_draft_tokens),
-                        least_certainty=self._least_certainty(request.round),
+                        least_certainties=self._least_certainties(request.round),
                     )
                     self._slots.count_round()
                     await context.write(
@@ -90,14 +90,16 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             codec.check_ids(token_ids, vocab_size=self._vocab_size)
         return token_ids
 
-    @staticmethod
-    def _least_certainty(asked: draft_pb2.ProposeRound) -> float | None:
-        if not asked.HasField("least_certainty"):
-            return None
-        if not 0.0 <= asked.least_certainty <= 1.0:  # what is not a number is not, either
-            message = f"least_certainty must be between 0 and 1, got {asked.least_certainty:g}"
-            raise InvalidRequest(message, param="least_certainty")
-        return asked.least_certainty
+    def _least_certainties(self, asked: draft_pb2.ProposeRound) -> tuple[float, ...]:
+        least_certainties = tuple(asked.least_certainties)
+        if len(least_certainties) > self._info.max_draft_tokens:
+            message = f"least_certainties must be {self._info.max_draft_tokens} at most, got {len(least_certainties)}"
+            raise InvalidRequest(message, param="least_certainties")
+        for one in least_certainties:
+            if not 0.0 <= one <= 1.0:  # what is not a number is not, either
+                message = f"least_certainties must be between 0 and 1, got {one:g}"
+                raise InvalidRequest(message, param="least_certainties")
+        return least_certainties
 
     def _num_draft_tokens(self, asked: int) -> int:
         if not 1 <= asked <= self._info.max_draft_tokens:

@@ -30,10 +30,11 @@ class Target(Protocol):
 @dataclass(frozen=True, slots=True)
 class DraftWish:
     """How far to draft: at most `num_draft_tokens`, and none that is, with those before it, less likely to stand than
-    `least_certainty`, as far as the drafter can tell. None: as it thinks best."""
+    its position's of `least_certainties` (the last one goes for all behind it), as far as the drafter can tell. None:
+    as it thinks best."""
 
     num_draft_tokens: int
-    least_certainty: float | None = None
+    least_certainties: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

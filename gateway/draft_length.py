@@ -11,11 +11,12 @@ where `draft` is the drafter's time for a token and `wait` the round trip to it.
 largest E(k) / C(k) is chosen. All of it depends on rounds that are over, never on the draws of the one to come, so the
 law of the output is untouched.
 
-That is k on average. How likely this very draft is to stand, its drafter knows better, so it is told the price of a
-token: without the k-th one the forward would be t(k) - t(k - 1) + draft shorter, in which so many tokens would have
-come otherwise. A draft that is less likely to stand than this is not worth the token's time. (Of a fraction E / C the
-best k and the price are one thing: E(k) - rate * C(k) is largest, Dinkelbach 1967.) An engine that fills steps up to a
-few sizes makes t a staircase: tokens up to the end of a stair cost nothing then.
+That is k on average. How likely this very draft is to stand, its drafter knows better, so it is told the price of each
+token: without the j-th one the forward would be t(j) - t(j - 1) + draft shorter, in which so many tokens would have
+come otherwise. A token that is less likely to stand than this is not worth its time. (Of a fraction E / C the best k
+and the price are one thing: E(k) - rate * C(k) is largest, Dinkelbach 1967.) An engine that fills steps up to a few
+sizes makes t a staircase. The tokens of a stair share what it costs to step on it: t is replaced by its lower convex
+hull, with which a drafter that goes on while a token is worth its price does right without looking ahead.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _FIRST_PROBE, _LAST_PROBE, _PROBE_LENGTH = 8, 64, 3  # while k is 0: rounds to t
 _AVERAGE_STEP = 0.05  # how much one round's times count
 _UNTIL_KNOWN = 5  # k where the target's times are not known
 # Gains over plain decoding that are asked for. 2 % are within the error of what is measured. In company a draft also
-# makes others wait, who share the next forward: with 8 streams on two cores what promised 2 % lost 9.
-_LEAST_GAIN, _LEAST_GAIN_PER_OTHER = 0.02, 0.05
+# makes others wait, who share the next forward, and takes the cores that a step is computed on.
+_LEAST_GAIN, _LEAST_GAIN_PER_OTHER = 0.02, 0.01
 
 
 @dataclass(slots=True)
@@ -155,6 +156,17 @@ def added_seconds(round_seconds: Sequence[float], k: int) -> float:
     return round_seconds[k] - round_seconds[k - 1]
 
 
+def hull_slopes(values: Sequence[float]) -> list[float]:
+    """How much the lower convex hull of values[0], values[1], ... grows at each step: never less than before."""
+    slopes: list[float] = []
+    at = 0
+    while at < len(values) - 1:
+        slope, end = min(((values[j] - values[at]) / (j - at), -j) for j in range(at + 1, len(values)))
+        slopes += [slope] * (-end - at)
+        at = -end
+    return slopes
+
+
 class AutoLength:
     """Chooses k for the rounds of one answer, and learns from each, for this answer and for all."""
 
@@ -200,8 +212,10 @@ class AutoLength:
         return self._wish(min(_PROBE_LENGTH, self._own.most), tokens_per_second)
 
     def _wish(self, k: int, tokens_per_second: float) -> DraftWish:
-        price = (added_seconds(self._round_seconds, k) + self._shared.token_seconds) * tokens_per_second
-        return DraftWish(k, min(1.0, max(0.0, price)))
+        prices = [
+            (seconds + self._shared.token_seconds) * tokens_per_second for seconds in hull_slopes(self._round_seconds)
+        ]
+        return DraftWish(k, tuple(min(1.0, max(0.0, price)) for price in prices[:k]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,7 +292,7 @@ class _DraftLink:
         advance = _advance(self._text.change_to(token_ids))
         request = draft_pb2.ProposeRequest(
             round=draft_pb2.ProposeRound(
-                advance=advance, num_draft_tokens=num_draft_tokens, least_certainty=wish.least_certainty
+                advance=advance, num_draft_tokens=num_draft_tokens, least_certainties=wish.least_certainties
             )
         )
         if self._is_first:

@@ -116,7 +116,7 @@ class _DraftLink:
     async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> Drafted:
         change = _wired_change(self.text.change_to(token_ids))
         drafted = await self.session.propose(
-            change.keep_length, change.new_tokens, wish.num_draft_tokens, least_certainty=wish.least_certainty
+            change.keep_length, change.new_tokens, wish.num_draft_tokens, least_certainties=wish.least_certainties
         )
         draft = codec.draft_from_pb(codec.draft_to_pb(drafted.draft))
         self.text.guess(draft.token_ids)
@@ -284,7 +284,7 @@ class _FunctionSession:
         new_tokens: Sequence[int],
         num_draft_tokens: int,
         *,
-        least_certainty: float | None = None,
+        least_certainties: Sequence[float] = (),
     ) -> Drafted:
         if keep_length > len(self._tokens):
             raise OutOfStep("more to keep than there is")

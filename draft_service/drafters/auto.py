@@ -51,12 +51,12 @@ class AutoSession:
         new_tokens: Sequence[int],
         num_draft_tokens: int,
         *,
-        least_certainty: float | None = None,
+        least_certainties: Sequence[float] = (),
     ) -> Drafted:
         self._lookup.advance(keep_length, new_tokens)
         if keep_length < self._shared:  # only a repeated message: whatever was guessed behind it is void
             self._shared, self._model_guessed = keep_length, ()
-        found = self._lookup.guess(num_draft_tokens, least_certainty=least_certainty)
+        found = self._lookup.guess(num_draft_tokens, least_certainties=least_certainties)
         if self._lookup.match_length >= self._min_match and found.token_ids:
             self._show_model(found.token_ids, num_draft_tokens)
             return Drafted(found)

@@ -34,12 +34,13 @@ class DrafterSession(Protocol):
         new_tokens: Sequence[int],
         num_draft_tokens: int,
         *,
-        least_certainty: float | None = None,
+        least_certainties: Sequence[float] = (),
     ) -> Drafted:
         """Keep `keep_length` tokens, append `new_tokens`, then guess at most `num_draft_tokens` that follow.
 
-        A guess that is, with those before it, less likely to stand than `least_certainty` is not worth its time; a
-        drafter that can tell leaves it out. None: as the drafter thinks best. Raises OutOfStep when the session holds
+        A guess that is, with those before it, less likely to stand than its position's of `least_certainties` (the
+        last one goes for all behind it) is not worth its time; a drafter that can tell leaves it out. None: as the
+        drafter thinks best. Raises OutOfStep when the session holds
         fewer than `keep_length` tokens.
         """
 

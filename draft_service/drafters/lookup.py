@@ -131,10 +131,10 @@ class LookupSession:
         new_tokens: Sequence[int],
         num_draft_tokens: int,
         *,
-        least_certainty: float | None = None,
+        least_certainties: Sequence[float] = (),
     ) -> Drafted:
         self.advance(keep_length, new_tokens)
-        return Drafted(self.guess(num_draft_tokens, least_certainty=least_certainty))
+        return Drafted(self.guess(num_draft_tokens, least_certainties=least_certainties))
 
     def close(self) -> None:
         self._text = SuffixAutomaton()
@@ -153,10 +153,9 @@ class LookupSession:
         self._text.extend(stand)
         self._text.extend(new_tokens)
 
-    def guess(self, num_tokens: int, *, least_certainty: float | None = None) -> Draft:
+    def guess(self, num_tokens: int, *, least_certainties: Sequence[float] = ()) -> Draft:
         """At most `num_tokens` tokens, told to the client; the next `advance` says which of them stand."""
-        least = self._least_certainty if least_certainty is None else least_certainty
-        guesses = self._guesses(num_tokens, least)
+        guesses = self._guesses(num_tokens, least_certainties or (self._least_certainty,))
         self._guessed = tuple(token_id for token_id, _ in guesses)
         return Draft(self._guessed, self._packed([law for _, law in guesses])) if guesses else NO_DRAFT
 
@@ -171,7 +170,7 @@ class LookupSession:
         pairs = zip(laws, self._guessed, strict=True)
         return pack([_one_hot(token_id) if law is None else law for law, token_id in pairs])
 
-    def _guesses(self, num_tokens: int, least_certainty: float) -> list[tuple[int, SparseLaw | None]]:
+    def _guesses(self, num_tokens: int, least_certainties: Sequence[float]) -> list[tuple[int, SparseLaw | None]]:
         """Tokens, each with the law it was drawn from; None: one-hot."""
         reader = Reader(self._text)
         text_length = len(self._text.tokens)
@@ -181,6 +180,7 @@ class LookupSession:
         self._judged = []
         while len(guesses) < num_tokens:
             position = text_length + len(guesses)
+            least_certainty = least_certainties[min(len(guesses), len(least_certainties) - 1)]
             candidates = self._candidates(reader, context, position=position)
             self._judged.append([(one.kind, one.guess) for one in candidates if isinstance(one.guess, int)])
             best = max(candidates, key=lambda one: one.probability, default=None)

@@ -88,7 +88,7 @@ class ModelDrafterSession:
         new_tokens: Sequence[int],
         num_draft_tokens: int,
         *,
-        least_certainty: float | None = None,
+        least_certainties: Sequence[float] = (),
     ) -> Drafted:
         # How far a model drafts is the gateway's choice of k: what it draws cannot be left out for being unlikely, or
         # what is left would follow another law than the one sent.

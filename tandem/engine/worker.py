@@ -210,7 +210,7 @@ class Worker:
         self._end_programs(session)
         session.release()
         self._sessions.pop(session, None)
-        self._gathering.left()
+        self._gathering.left(session)
 
     def _end_programs(self, session: Session, *, background_only: bool = False) -> None:
         for job in [job for job in self._jobs if job.feed is not None and job.feed.session is session]:
@@ -255,10 +255,10 @@ class Worker:
             if item is None:
                 return
             if isinstance(item, Job):
-                if not item.background:
-                    self._gathering.arrived()
                 self._jobs.append(item)
                 self._resume(item, None)
+                if item.feed is not None and not item.background:
+                    self._gathering.arrived(item.feed.session)
             else:
                 item()
 
@@ -288,7 +288,8 @@ class Worker:
             self._last_success = time.monotonic()
         self._observer.step(seconds=seconds, num_tokens=batch.num_tokens, num_sequences=batch.num_sequences)
         round_seconds = self._learn(chunks, seconds)
-        row = num_answered = 0
+        row = 0
+        answered: list[Session] = []
         for chunk in chunks:
             session = chunk.feed.session
             these = slice(row, row + (chunk.feed.num_rows if chunk.completes else 0))
@@ -304,9 +305,10 @@ class Worker:
                 else:  # half precision that overflowed: an argmax would answer as if all were well
                     session.release()
                     self._finish(chunk.job, error=InternalError("the model's logits are not finite numbers"))
-                num_answered += chunk.job not in self._jobs
+                if chunk.job not in self._jobs:
+                    answered.append(session)
         if not chunks[0].job.background:  # a step is all of one kind
-            self._gathering.step_ended(time.perf_counter(), seconds=seconds, num_answered=num_answered)
+            self._gathering.step_ended(time.perf_counter(), seconds=seconds, answered=answered)
 
     def _learn(self, chunks: list[Chunk], seconds: float) -> tuple[float, ...]:
         """Take the step's time into account; what one with 0, 1, 2, ... drafted tokens a sequence would take."""

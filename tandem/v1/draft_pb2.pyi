@@ -127,29 +127,29 @@ class ProposeRound(_message.Message):
 
     ADVANCE_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
-    LEAST_CERTAINTY_FIELD_NUMBER: _builtins.int
+    LEAST_CERTAINTIES_FIELD_NUMBER: _builtins.int
     num_draft_tokens: _builtins.int
     """at most so many"""
-    least_certainty: _builtins.float
-    """From 0 to 1. A token that is, with those before it, less likely to stand is not worth its time: it may be left out.
-    Absent: as the drafter thinks best.
-    """
     @_builtins.property
     def advance(self) -> _common_pb2.Advance: ...
+    @_builtins.property
+    def least_certainties(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """By position, each from 0 to 1; the last one goes for all behind it. A token that is, with those before it, less
+        likely to stand is not worth its time: it may be left out. None: as the drafter thinks best.
+        """
+
     def __init__(
         self,
         *,
         advance: _common_pb2.Advance | None = ...,
         num_draft_tokens: _builtins.int = ...,
-        least_certainty: _builtins.float | None = ...,
+        least_certainties: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_least_certainty", b"_least_certainty", "advance", b"advance", "least_certainty", b"least_certainty"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_least_certainty", b"_least_certainty", "advance", b"advance", "least_certainty", b"least_certainty", "num_draft_tokens", b"num_draft_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "least_certainties", b"least_certainties", "num_draft_tokens", b"num_draft_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__least_certainty: _TypeAlias = _typing.Literal["least_certainty"]  # noqa: Y015
-    _WhichOneofArgType__least_certainty: _TypeAlias = _typing.Literal["_least_certainty", b"_least_certainty"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__least_certainty) -> _WhichOneofReturnType__least_certainty | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProposeRound: _TypeAlias = ProposeRound  # noqa: Y015
 

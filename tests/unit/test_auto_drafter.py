@@ -50,7 +50,7 @@ class CountingDrafter:
         new_tokens: Sequence[int],
         num_draft_tokens: int,
         *,
-        least_certainty: float | None = None,
+        least_certainties: Sequence[float] = (),
     ) -> Drafted:
         if keep_length > self.length:
             raise OutOfStep("more to keep than there is")

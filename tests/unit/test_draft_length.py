@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.backends import DraftWish
-from gateway.draft_length import AutoLength, DraftLengths, FixedLength, best_length
+from gateway.draft_length import AutoLength, DraftLengths, FixedLength, best_length, hull_slopes
 from gateway.settings import Settings
 from gateway.speculate import Round, SpeculationPlan
 from tandem.types import DraftlessReason, ServiceTimes, TokenOrigin
@@ -93,23 +93,51 @@ def test_the_price_of_a_token() -> None:
     wish = chosen(CPU, acceptance=0.6)
     # 0.6 ms more a token, at the 2.3 tokens that come in the 12.4 ms of a round with four drafted tokens.
     assert wish.num_draft_tokens in {3, 4}
-    assert wish.least_certainty == pytest.approx(0.6 * 2.25 / 12.6, rel=0.15)
+    assert list(wish.least_certainties) == [pytest.approx(0.6 * 2.25 / 12.6, rel=0.15)] * wish.num_draft_tokens
     dearer = chosen(CPU, acceptance=0.6, token_seconds=0.001)
-    assert dearer.least_certainty is not None
-    assert dearer.least_certainty > 2 * (wish.least_certainty or 1.0)
+    assert dearer.least_certainties[0] > 2 * wish.least_certainties[0]
     # Eight streams, given up: 12 ms more for a token of each, in which they get 0.4 of one otherwise.
     length = DraftLengths(most=MOST).start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
     play(length, acceptance=0.02, hit_rate=1.0, round_seconds=BUSY, num_tokens=300)
     probes = [wish for wish in (length.next() for _ in range(100)) if wish.num_draft_tokens]
-    assert [wish.least_certainty for wish in probes] == [pytest.approx(0.4)] * len(probes)
+    assert all(price == pytest.approx(0.4) for wish in probes for price in wish.least_certainties)
 
 
 def test_where_steps_are_filled_up_a_draft_goes_to_the_end_of_the_stair() -> None:
-    """Steps of 1, 5 and 9 tokens: nothing is saved by one token less than 4, and 5 cost as much as 8."""
+    """Steps of 1, 5 and 9 tokens: nothing is saved by one token less than 4, and 5 cost as much as 8. Those of a stair
+    share what it costs."""
     stairs = (0.0120, *[0.0135] * 4, *[0.0160] * 4)
     for acceptance in (0.3, 0.5):
-        assert chosen(stairs, acceptance=acceptance) == DraftWish(4, 0.0)
+        wish = chosen(stairs, acceptance=acceptance)
+        tokens = 1.4 if acceptance < 0.4 else 1.9  # a round
+        assert wish.num_draft_tokens == len(wish.least_certainties) == 4
+        assert (
+            list(wish.least_certainties)
+            == [pytest.approx(0.0015 / 4 * tokens / 0.0135, rel=0.1)] * wish.num_draft_tokens
+        )
     assert chosen(stairs, acceptance=0.95).num_draft_tokens in {8, 16}
+
+
+def test_a_token_that_costs_nothing_has_no_price_whatever_those_behind_it_cost() -> None:
+    """Where lone tokens are computed in pairs, the first drafted one is free, with eight streams too."""
+    wish = chosen((0.0122, 0.0122, 0.0148, 0.0174, 0.0197, 0.0220), acceptance=0.6)
+    assert wish.least_certainties[0] == 0.0
+    assert all(price > 0.2 for price in wish.least_certainties[1:])
+    assert len(wish.least_certainties) == wish.num_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("values", "slopes"),
+    [
+        ((1.0,), []),
+        ((1.0, 2.0, 4.0), [1.0, 2.0]),
+        ((1.0, 4.0, 5.0), [2.0, 2.0]),
+        ((1.0, 3.0, 3.0, 3.0, 6.0, 6.0), [2 / 3] * 3 + [1.5] * 2),
+        ((2.0, 2.0, 1.0), [-0.5, -0.5]),  # times are measured, and may fall
+    ],
+)
+def test_the_lower_convex_hull_by_hand(values: tuple[float, ...], slopes: list[float]) -> None:
+    assert hull_slopes(values) == pytest.approx(slopes)
 
 
 def test_a_drafter_that_knows_the_price_and_its_chances_is_faster() -> None:
@@ -121,13 +149,13 @@ def test_a_drafter_that_knows_the_price_and_its_chances_is_faster() -> None:
         tokens, seconds = 0, 0.0
         while tokens < 5000:
             wish = length.next()
-            least = wish.least_certainty if tells_price and wish.least_certainty is not None else 0.0
             drafted = accepted = 0
             stands, all_stand = True, 1.0
             while drafted < wish.num_draft_tokens:
                 chance = 0.9 if rng.random() < 0.5 else 0.05
                 all_stand *= chance
-                if all_stand < least:
+                prices = wish.least_certainties if tells_price and wish.least_certainties else (0.0,)
+                if all_stand < prices[min(drafted, len(prices) - 1)]:
                     break
                 drafted += 1
                 stands = stands and rng.random() < chance
@@ -239,7 +267,7 @@ def test_without_foretold_times_it_drafts_five() -> None:
 def test_company_wants_a_larger_gain() -> None:
     def choose(num_sequences: int) -> int:
         return best_length(
-            accepted=[0.5],
+            accepted=[0.4],
             drafted=[1.0],
             round_seconds=[0.03, 0.04],
             token_seconds=0.0,
@@ -247,7 +275,7 @@ def test_company_wants_a_larger_gain() -> None:
             num_sequences=num_sequences,
         )[0]
 
-    assert choose(1) == 1  # 1.5 tokens in 4/3 of the time: 12 % more
+    assert choose(1) == 1  # 1.4 tokens in 4/3 of the time: 5 % more
     assert choose(8) == 0
 
 

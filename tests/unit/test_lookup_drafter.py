@@ -33,9 +33,9 @@ async def drafts(
     new_tokens: Sequence[int],
     num_tokens: int,
     *,
-    least_certainty: float | None = None,
+    least_certainties: Sequence[float] = (),
 ) -> list[int]:
-    drafted = await session.propose(keep_length, new_tokens, num_tokens, least_certainty=least_certainty)
+    drafted = await session.propose(keep_length, new_tokens, num_tokens, least_certainties=least_certainties)
     assert drafted.draft.law is None  # deterministic: one-hot
     return list(drafted.draft.token_ids)
 
@@ -73,7 +73,7 @@ async def test_a_draft_ends_where_it_is_too_unsure() -> None:
     """Nothing is known yet, so matches of 1, 2, 3 tokens are right in 26, 55, 62 of 100 cases."""
     for least, expected in ((0.3, []), (0.2, [2]), (0.1, [2, 3]), (0.08, [2, 3, 4]), (0.0, [2, 3, 4, 5])):
         session = open_session([1, 2, 3, 4, 5, 9, 1], min_match=1)
-        assert await drafts(session, 7, (), 4, least_certainty=least) == expected
+        assert await drafts(session, 7, (), 4, least_certainties=[least]) == expected
 
 
 async def test_what_became_of_guesses_decides_how_far_the_next_ones_go() -> None:

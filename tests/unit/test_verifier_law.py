@@ -242,9 +242,11 @@ async def test_auto_drafts_follow_plain_decodings_law() -> None:
             new_tokens: Sequence[int],
             num_draft_tokens: int,
             *,
-            least_certainty: float | None = None,
+            least_certainties: Sequence[float] = (),
         ) -> Drafted:
-            drafted = await super().propose(keep_length, new_tokens, num_draft_tokens, least_certainty=least_certainty)
+            drafted = await super().propose(
+                keep_length, new_tokens, num_draft_tokens, least_certainties=least_certainties
+            )
             used[drafted.draft.law is None] += 1
             return drafted
 
@@ -358,7 +360,7 @@ class AdversarySession:
         new_tokens: Sequence[int],
         num_draft_tokens: int,
         *,
-        least_certainty: float | None = None,
+        least_certainties: Sequence[float] = (),
     ) -> Drafted:
         self._tokens = [*self._tokens[:keep_length], *new_tokens]
         size = int(self._numbers.integers(0, 3 * num_draft_tokens))
