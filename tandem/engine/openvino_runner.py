@@ -30,6 +30,7 @@ _BLOCK_SIZE = 32  # tokens; fixed in OpenVINO's CPU plug-in
 _ROWS = "tandem_logits_rows"
 _CACHE = re.compile(r"(?P<kind>key|value)_cache\.(?P<layer>\d+)")
 _LAYER_OUTPUT = "model.layers.self_attn.add1.layer{}"  # the residual stream after a layer, as GenAI's reader names it
+_INT64_INPUTS = frozenset({"input_ids", "position_ids"})
 _STORED_AS: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16, "f16": np.uint16, "u8": np.uint8}
 
 _AnyArray = npt.NDArray[np.generic]
@@ -136,6 +137,7 @@ class OpenVinoRunner:
         )
         self._attends_in_blocks = attends_in_blocks
         self._steps = StepSize()
+        self._inputs: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]] = {}
         self._last_step_size = 0
         self._needs_company = not precision.rounds_activations
         self._least_size = 2 if self._needs_company or attends_in_blocks else 1
@@ -184,9 +186,9 @@ class OpenVinoRunner:
         fed = filled_up(fed, size, spare_block=self._num_blocks)
         if self._needs_company and len(rows) == 1:
             rows = rows.repeat(2)
-        inputs: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]] = {
-            "input_ids": fed.token_ids.astype(np.int64),
-            "position_ids": fed.position_ids.astype(np.int64),
+        inputs: dict[str, npt.NDArray[np.int32]] = {
+            "input_ids": fed.token_ids,
+            "position_ids": fed.position_ids,
             "past_lens": fed.past_lens,
             "subsequence_begins": fed.sequence_starts,
             "block_indices": fed.block_table,
@@ -195,13 +197,23 @@ class OpenVinoRunner:
             _ROWS: rows,
         }
         for name, array in inputs.items():
-            self._request.set_tensor(name, ov.Tensor(np.asarray(array)))
+            self._give(name, array)
         self._request.infer()
         logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         wanted = torch.from_numpy(logits.reshape(len(rows), logits.shape[-1])[: len(batch.logits_rows)])
         if self._token_ids is not None:
             return spread(wanted, self._token_ids, vocab_size=self._vocab_size)
         return wanted[:, : self._vocab_size]
+
+    def _give(self, name: str, array: Int32Array) -> None:
+        """Set an input; in the last step's memory where that has the shape, which saves 15 us for each."""
+        known = self._inputs.get(name)
+        if known is not None and known.shape == array.shape:
+            known[...] = array
+            return
+        tensor = ov.Tensor(np.array(array, dtype=np.int64 if name in _INT64_INPUTS else np.int32))
+        self._request.set_tensor(name, tensor)
+        self._inputs[name] = tensor.data
 
     def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
         """See continuations.py."""

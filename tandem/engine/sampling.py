@@ -102,6 +102,14 @@ def likeliest(logits: torch.Tensor) -> list[int]:
     return logits.argmax(dim=-1).tolist()
 
 
+def finite_rows(logits: torch.Tensor) -> list[bool]:
+    """Whether the largest of each row [R, vocab] is a number; NaN counts as the largest, and single -inf are allowed."""
+    if on_host(logits):  # NumPy's: 10 us for 49,152, not 60
+        finite: list[bool] = np.isfinite(logits.numpy().max(axis=-1)).tolist()
+        return finite
+    return logits.amax(dim=-1).isfinite().tolist()
+
+
 def draw(probs: torch.Tensor, u: float) -> int:
     """The index that a uniform `u` in [0, 1) picks from weights [vocab] (normalised or not), by inverse CDF.
 

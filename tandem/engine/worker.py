@@ -35,6 +35,7 @@ from tandem.engine.gathering import Gathering
 from tandem.engine.planning import Chunk, plan_step, ragged_batch
 from tandem.engine.programs import Completed, Feed, Job, Program
 from tandem.engine.runner import ModelRunner
+from tandem.engine.sampling import finite_rows
 from tandem.engine.session import Session
 from tandem.engine.step_times import StepTimes
 from tandem.errors import InternalError, Overloaded, TandemError, Unavailable
@@ -275,9 +276,8 @@ class Worker:
         began = time.perf_counter()
         try:
             logits = self._runner.forward(batch)
-            # NaN counts as the largest; single -inf are allowed. One look at all rows, since on a GPU it waits for the
-            # forward: its time is known after that, and what has gone wrong in it.
-            finite: list[bool] = logits.amax(dim=-1).isfinite().tolist() if len(batch.logits_rows) else []
+            # On a GPU this waits for the forward: its time is known after it, and what has gone wrong in it.
+            finite = finite_rows(logits) if len(batch.logits_rows) else []
         except Exception as error:  # noqa: BLE001 - the model failed: these programs end, the service goes on
             for chunk in chunks:
                 chunk.feed.session.release()
@@ -317,7 +317,10 @@ class Worker:
         if all(chunk.num_tokens <= self._runner.block_size for chunk in chunks):  # prefills are another matter
             self._step_times.observe(self._runner.last_step_size, seconds)
         sizes = [self._runner.step_size(len(chunks), tokens_each=1 + k) for k in range(_PRICED_DRAFTS + 1)]
-        return tuple(map(self._step_times.seconds, sizes))
+        seconds_of = {
+            size: self._step_times.seconds(size) for size in set(sizes)
+        }  # a handful, where they are filled up
+        return tuple(seconds_of[size] for size in sizes)
 
     def _reserve(self, chunks: list[Chunk]) -> list[Chunk]:
         """Blocks for every chunk, taken from idle sessions or from the last chunks where the pool is dry."""
