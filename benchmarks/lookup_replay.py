@@ -28,7 +28,7 @@ from pathlib import Path
 from draft_service.drafters.lookup import LookupDrafter, LookupSession
 from tandem.models.bundled_table import find_table
 from tandem.ngram_table import NgramTable
-from tandem.types import SamplingParams, SessionStart
+from tandem.types import DraftWish, SamplingParams, SessionStart
 
 _MIN_MATCHES = (1, 2, 3)
 _LEAST_CERTAINTIES = (0.03, 0.06, 0.1, 0.15, 0.3)
@@ -77,7 +77,7 @@ def replay(answer: Answer, drafter: LookupDrafter, *, num_draft_tokens: int, tal
     while len(session.tokens) < len(text):
         length = len(session.tokens)
         ahead = text[length:]
-        draft = session.guess(min(num_draft_tokens, len(ahead) - 1)).token_ids
+        draft = session.guess(DraftWish(min(num_draft_tokens, len(ahead) - 1))).token_ids
         accepted = _num_equal(draft, ahead)
         tally.add(drafted=len(draft), accepted=accepted)
         session.advance(length + accepted, ahead[accepted : accepted + 1])
@@ -91,7 +91,7 @@ def runs_by_match(answers: Iterable[Answer]) -> dict[int, list[int]]:
         session, text = _opened(answer, drafter), (*answer.prompt_ids, *answer.answer_ids)
         while len(session.tokens) < len(text):
             ahead = text[len(session.tokens) :]
-            run = _num_equal(session.guess(_LONGEST_RUN).token_ids, ahead)
+            run = _num_equal(session.guess(DraftWish(_LONGEST_RUN)).token_ids, ahead)
             runs[min(_LONGEST_MATCH, session.match_length)].append(run)
             session.advance(len(session.tokens), ahead[:1])
     return dict(sorted(runs.items()))

@@ -12,7 +12,7 @@ from tandem.errors import InvalidRequest, UnknownModel
 from tandem.rpc import codec
 from tandem.rpc.sessions import SessionSlots
 from tandem.rpc.status import errors_as_status
-from tandem.types import DraftInfo
+from tandem.types import DraftInfo, DraftWish
 from tandem.v1 import draft_pb2, draft_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,8 +55,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                     drafted = await session.propose(
                         request.round.advance.keep_length,
                         self._ids(request.round.advance.token_ids, field="advance.token_ids"),
-                        self._num_draft_tokens(request.round.num_draft_tokens),
-                        least_certainties=self._least_certainties(request.round),
+                        self._wish(request.round),
                     )
                     self._slots.count_round()
                     await context.write(
@@ -90,19 +89,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             codec.check_ids(token_ids, vocab_size=self._vocab_size)
         return token_ids
 
-    def _least_certainties(self, asked: draft_pb2.ProposeRound) -> tuple[float, ...]:
-        least_certainties = tuple(asked.least_certainties)
-        if len(least_certainties) > self._info.max_draft_tokens:
-            message = f"least_certainties must be {self._info.max_draft_tokens} at most, got {len(least_certainties)}"
+    def _wish(self, asked: draft_pb2.ProposeRound) -> DraftWish:
+        most = self._info.max_draft_tokens
+        if not 1 <= asked.num_draft_tokens <= most:
+            message = f"num_draft_tokens must be between 1 and {most}, got {asked.num_draft_tokens}"
+            raise InvalidRequest(message, param="num_draft_tokens")
+        wish = DraftWish(asked.num_draft_tokens, tuple(asked.least_certainties))
+        if len(wish.least_certainties) > most:
+            message = f"least_certainties must be {most} at most, got {len(wish.least_certainties)}"
             raise InvalidRequest(message, param="least_certainties")
-        for one in least_certainties:
+        for one in wish.least_certainties:
             if not 0.0 <= one <= 1.0:  # what is not a number is not, either
                 message = f"least_certainties must be between 0 and 1, got {one:g}"
                 raise InvalidRequest(message, param="least_certainties")
-        return least_certainties
-
-    def _num_draft_tokens(self, asked: int) -> int:
-        if not 1 <= asked <= self._info.max_draft_tokens:
-            message = f"num_draft_tokens must be between 1 and {self._info.max_draft_tokens}, got {asked}"
-            raise InvalidRequest(message, param="num_draft_tokens")
-        return asked
+        return wish

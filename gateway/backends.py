@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.types import Draft, DraftlessReason, SessionStart, Verdict
+from tandem.types import Draft, DraftlessReason, DraftWish, SessionStart, Verdict
 
 
 class TargetSession(Protocol):
@@ -25,16 +25,6 @@ class TargetSession(Protocol):
 class Target(Protocol):
     def open(self, start: SessionStart) -> TargetSession:
         """Start a session; its prefill begins at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftWish:
-    """How far to draft: at most `num_draft_tokens`, and none that is, with those before it, less likely to stand than
-    its position's of `least_certainties` (the last one goes for all behind it), as far as the drafter can tell. None:
-    as it thinks best."""
-
-    num_draft_tokens: int
-    least_certainties: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.backends import DraftWish
 from gateway.speculate import Round, SpeculationPlan
 from tandem.speedup import expected_tokens, serial_seconds
-from tandem.types import DraftlessReason
+from tandem.types import DraftlessReason, DraftWish
 
 _HOPE = 0.7  # acceptance where nothing is known: hopeful, so that it is tried
 _HOPE_WEIGHT = 2.0  # in rounds

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.backends import DraftWish, Proposal
+from gateway.backends import Proposal
 from gateway.grpc_streams import Patience, SessionStream
 from gateway.peer_text import Change, PeerText
 from gateway.peers import Peer, best
 from tandem.errors import InternalError, OutOfStep, Overloaded, TandemError, TimedOut, Unavailable
 from tandem.rpc import codec
 from tandem.rpc.metadata import call_metadata
-from tandem.types import NO_DRAFT, Draft, DraftInfo, DraftlessReason, SessionStart, TargetInfo, Verdict
+from tandem.types import NO_DRAFT, Draft, DraftInfo, DraftlessReason, DraftWish, SessionStart, TargetInfo, Verdict
 from tandem.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 
 
@@ -292,7 +292,9 @@ class _DraftLink:
         advance = _advance(self._text.change_to(token_ids))
         request = draft_pb2.ProposeRequest(
             round=draft_pb2.ProposeRound(
-                advance=advance, num_draft_tokens=num_draft_tokens, least_certainties=wish.least_certainties
+                advance=advance,
+                num_draft_tokens=num_draft_tokens,
+                least_certainties=wish.least_certainties[:num_draft_tokens],
             )
         )
         if self._is_first:

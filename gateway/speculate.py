@@ -20,8 +20,17 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from gateway.backends import Drafts, DraftSession, DraftWish, Proposal, Target
-from tandem.types import NO_DRAFT, DraftlessReason, ServiceTimes, SessionStart, TokenLogprob, TokenOrigin, Verdict
+from gateway.backends import Drafts, DraftSession, Proposal, Target
+from tandem.types import (
+    NO_DRAFT,
+    DraftlessReason,
+    DraftWish,
+    ServiceTimes,
+    SessionStart,
+    TokenLogprob,
+    TokenOrigin,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,16 @@ NO_DRAFT = Draft(())
 
 
 @dataclass(frozen=True, slots=True)
+class DraftWish:
+    """How far to draft: at most `num_draft_tokens`, and none that is, with those before it, less likely to stand than
+    its position's of `least_certainties` (the last one goes for all behind it), as far as the drafter can tell. None:
+    as it thinks best."""
+
+    num_draft_tokens: int
+    least_certainties: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The raw model's log-probability of a token, and the most likely tokens in its place, most likely first."""
 

@@ -35,7 +35,7 @@ import uvicorn
 from fastapi import FastAPI
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from gateway.backends import DraftWish, Proposal
+from gateway.backends import Proposal
 from gateway.detokenize import byte_level_alphabet
 from gateway.kv_room import Replica
 from gateway.served import Readiness, ServedModel
@@ -46,6 +46,7 @@ from tandem.types import (
     Draft,
     DraftInfo,
     DraftlessReason,
+    DraftWish,
     ModelInfo,
     SessionStart,
     TargetInfo,

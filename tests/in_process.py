@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from draft_service.drafters.base import Drafted, Drafter, DrafterSession
-from gateway.backends import DraftWish, Proposal, Target
+from gateway.backends import Proposal, Target
 from gateway.draft_length import FixedLength
 from gateway.peer_text import Change, PeerText
 from gateway.speculate import Round, SpeculationPlan, speculate
@@ -22,7 +22,7 @@ from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.worker import Worker
 from tandem.errors import OutOfStep, TandemError, Unavailable
 from tandem.rpc import codec
-from tandem.types import NO_DRAFT, Draft, DraftlessReason, PackedLaw, SessionStart, TokenLogprob, Verdict
+from tandem.types import NO_DRAFT, Draft, DraftlessReason, DraftWish, PackedLaw, SessionStart, TokenLogprob, Verdict
 from target_service.verifier import Verifier
 from tests.toy_models import StepLog
 
@@ -115,9 +115,7 @@ class _DraftLink:
 
     async def propose(self, token_ids: Sequence[int], wish: DraftWish) -> Drafted:
         change = _wired_change(self.text.change_to(token_ids))
-        drafted = await self.session.propose(
-            change.keep_length, change.new_tokens, wish.num_draft_tokens, least_certainties=wish.least_certainties
-        )
+        drafted = await self.session.propose(change.keep_length, change.new_tokens, wish)
         draft = codec.draft_from_pb(codec.draft_to_pb(drafted.draft))
         self.text.guess(draft.token_ids)
         return replace(drafted, draft=draft)
@@ -278,18 +276,11 @@ class _FunctionSession:
     def length(self) -> int:
         return len(self._tokens)
 
-    async def propose(
-        self,
-        keep_length: int,
-        new_tokens: Sequence[int],
-        num_draft_tokens: int,
-        *,
-        least_certainties: Sequence[float] = (),
-    ) -> Drafted:
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
         if keep_length > len(self._tokens):
             raise OutOfStep("more to keep than there is")
         self._tokens[keep_length:] = new_tokens
-        question = Question(self._start, tuple(self._tokens), num_draft_tokens, self._number)
+        question = Question(self._start, tuple(self._tokens), wish.num_draft_tokens, self._number)
         self._number += 1
         draft = self._answer(question)
         self._tokens += draft.token_ids

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from draft_service.drafters.base import Drafted, Follower, FollowerSession
 from draft_service.drafters.lookup import LookupDrafter, LookupSession
-from tandem.types import SessionStart
+from tandem.types import DraftWish, SessionStart
 
 
 class AutoDrafter:
@@ -45,22 +45,15 @@ class AutoSession:
     def length(self) -> int:
         return self._lookup.length
 
-    async def propose(
-        self,
-        keep_length: int,
-        new_tokens: Sequence[int],
-        num_draft_tokens: int,
-        *,
-        least_certainties: Sequence[float] = (),
-    ) -> Drafted:
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
         self._lookup.advance(keep_length, new_tokens)
         if keep_length < self._shared:  # only a repeated message: whatever was guessed behind it is void
             self._shared, self._model_guessed = keep_length, ()
-        found = self._lookup.guess(num_draft_tokens, least_certainties=least_certainties)
+        found = self._lookup.guess(wish)
         if self._lookup.match_length >= self._min_match and found.token_ids:
-            self._show_model(found.token_ids, num_draft_tokens)
+            self._show_model(found.token_ids, wish.num_draft_tokens)
             return Drafted(found)
-        drafted = await self._ask_model(num_draft_tokens)
+        drafted = await self._ask_model(wish)
         if not drafted.draft.token_ids:  # the model's context is at its end: a short match is better than nothing
             return replace(drafted, draft=found)
         self._lookup.show(drafted.draft.token_ids)
@@ -70,8 +63,8 @@ class AutoSession:
         self._lookup.close()
         self._model.close()
 
-    async def _ask_model(self, num_draft_tokens: int) -> Drafted:
-        drafted = await self._model.propose(*self._missed(), num_draft_tokens)
+    async def _ask_model(self, wish: DraftWish) -> Drafted:
+        drafted = await self._model.propose(*self._missed(), wish)
         self._shared, self._model_guessed = len(self._lookup.tokens), drafted.draft.token_ids
         return drafted
 

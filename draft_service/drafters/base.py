@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
-from tandem.types import Draft, ServiceTimes, SessionStart
+from tandem.types import Draft, DraftWish, ServiceTimes, SessionStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,10 @@ class DrafterSession(Protocol):
     def length(self) -> int:
         """Tokens the session holds, drafted ones included."""
 
-    async def propose(
-        self,
-        keep_length: int,
-        new_tokens: Sequence[int],
-        num_draft_tokens: int,
-        *,
-        least_certainties: Sequence[float] = (),
-    ) -> Drafted:
-        """Keep `keep_length` tokens, append `new_tokens`, then guess at most `num_draft_tokens` that follow.
-
-        A guess that is, with those before it, less likely to stand than its position's of `least_certainties` (the
-        last one goes for all behind it) is not worth its time; a drafter that can tell leaves it out. None: as the
-        drafter thinks best. Raises OutOfStep when the session holds
-        fewer than `keep_length` tokens.
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
+        """Keep `keep_length` tokens, append `new_tokens`, then guess what follows, no more than `wish` says. What is
+        less likely to stand than its price is left out by a drafter that can tell. Raises OutOfStep when the session
+        holds fewer than `keep_length` tokens.
         """
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from draft_service.suffix_automaton import Reader, SuffixAutomaton
 from tandem.engine.draft_law import SparseLaw, pack
 from tandem.errors import OutOfStep
 from tandem.ngram_table import NgramTable
-from tandem.types import NO_DRAFT, Draft, PackedLaw, SessionStart, Verification
+from tandem.types import NO_DRAFT, Draft, DraftWish, PackedLaw, SessionStart, Verification
 
 # Matches from so many tokens on are of one kind; and how often the next token is right there, in greedy answers of the
 # bundled model (docs/decisions/0007).
@@ -125,16 +125,9 @@ class LookupSession:
         """Tokens of the text's end that occurred before."""
         return self._text.match.length
 
-    async def propose(
-        self,
-        keep_length: int,
-        new_tokens: Sequence[int],
-        num_draft_tokens: int,
-        *,
-        least_certainties: Sequence[float] = (),
-    ) -> Drafted:
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
         self.advance(keep_length, new_tokens)
-        return Drafted(self.guess(num_draft_tokens, least_certainties=least_certainties))
+        return Drafted(self.guess(wish))
 
     def close(self) -> None:
         self._text = SuffixAutomaton()
@@ -153,9 +146,9 @@ class LookupSession:
         self._text.extend(stand)
         self._text.extend(new_tokens)
 
-    def guess(self, num_tokens: int, *, least_certainties: Sequence[float] = ()) -> Draft:
-        """At most `num_tokens` tokens, told to the client; the next `advance` says which of them stand."""
-        guesses = self._guesses(num_tokens, least_certainties or (self._least_certainty,))
+    def guess(self, wish: DraftWish) -> Draft:
+        """Tokens that the client is told; the next `advance` says which of them stand."""
+        guesses = self._guesses(wish.num_draft_tokens, wish.least_certainties or (self._least_certainty,))
         self._guessed = tuple(token_id for token_id, _ in guesses)
         return Draft(self._guessed, self._packed([law for _, law in guesses])) if guesses else NO_DRAFT
 

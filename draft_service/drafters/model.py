@@ -12,7 +12,7 @@ from draft_service.drafters.preparation import Drawn, Preparation, Preparer
 from tandem.engine.drafting import DraftedToken, Drafting, as_draft
 from tandem.engine.worker import Completed, Feed, Program, Worker
 from tandem.errors import OutOfStep
-from tandem.types import NO_DRAFT, SessionStart
+from tandem.types import NO_DRAFT, DraftWish, SessionStart
 
 
 class Unobserved:
@@ -82,14 +82,7 @@ class ModelDrafterSession:
     def length(self) -> int:
         return self._length
 
-    async def propose(
-        self,
-        keep_length: int,
-        new_tokens: Sequence[int],
-        num_draft_tokens: int,
-        *,
-        least_certainties: Sequence[float] = (),
-    ) -> Drafted:
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
         # How far a model drafts is the gateway's choice of k: what it draws cannot be left out for being unlikely, or
         # what is left would follow another law than the one sent.
         if self._prefill is not None:
@@ -101,7 +94,7 @@ class ModelDrafterSession:
         self._check(keep_length, new_tokens)
         length = keep_length + len(new_tokens)
         # The draft's context may be shorter than the target's: near its end there is less, then nothing to draft.
-        num_draft_tokens = max(0, min(num_draft_tokens, self._worker.runner.context_length - length))
+        num_draft_tokens = max(0, min(wish.num_draft_tokens, self._worker.runner.context_length - length))
         preparation, self._preparation = self._preparation, None
         ready = self._look_up(preparation, keep_length, new_tokens)[:num_draft_tokens]
         program = self._program(preparation, keep_length, new_tokens, num_draft_tokens)

@@ -16,7 +16,7 @@ import pytest
 from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
-from gateway.backends import Drafts, DraftWish, Target
+from gateway.backends import Drafts, Target
 from gateway.draft_length import FixedLength
 from gateway.fleet import Fleet
 from gateway.speculate import SpeculationPlan, speculate
@@ -27,6 +27,7 @@ from tandem.types import (
     Draft,
     DraftInfo,
     DraftlessReason,
+    DraftWish,
     SamplingParams,
     SessionStart,
     TargetInfo,

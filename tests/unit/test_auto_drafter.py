@@ -17,7 +17,7 @@ from draft_service.drafters.base import Drafted
 from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from tandem.errors import OutOfStep
-from tandem.types import Draft, SamplingParams, ServiceTimes, SessionStart
+from tandem.types import Draft, DraftWish, SamplingParams, ServiceTimes, SessionStart
 from tests.toy_models import ToyModel, ToyRunner, held_blocks, working
 
 SEEDED = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -44,19 +44,12 @@ class CountingDrafter:
     def length(self) -> int:
         return len(self.tokens)
 
-    async def propose(
-        self,
-        keep_length: int,
-        new_tokens: Sequence[int],
-        num_draft_tokens: int,
-        *,
-        least_certainties: Sequence[float] = (),
-    ) -> Drafted:
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
         if keep_length > self.length:
             raise OutOfStep("more to keep than there is")
         self.asked.append((keep_length, tuple(new_tokens)))
         self.tokens = [*self.tokens[:keep_length], *new_tokens]
-        count = min(num_draft_tokens, self.room - self.length)
+        count = min(wish.num_draft_tokens, self.room - self.length)
         guesses = tuple(self.tokens[-1] + 10 * (i + 1) for i in range(count))
         self.tokens += guesses
         return Drafted(Draft(guesses), SLOW)
@@ -87,7 +80,7 @@ def open_session(
 
 
 async def drafts(session: AutoSession, keep_length: int, new_tokens: Sequence[int], num_tokens: int) -> list[int]:
-    return list((await session.propose(keep_length, new_tokens, num_tokens)).draft.token_ids)
+    return list((await session.propose(keep_length, new_tokens, DraftWish(num_tokens))).draft.token_ids)
 
 
 def test_a_match_of_no_tokens_is_refused() -> None:
@@ -98,10 +91,10 @@ def test_a_match_of_no_tokens_is_refused() -> None:
 async def test_a_long_match_is_continued_and_costs_nothing_else_the_model_drafts() -> None:
     model = CountingDrafter()
     session = open_session([1, 2, 3, 4, 1, 2], model)
-    drafted = await session.propose(6, (), 3)
+    drafted = await session.propose(6, (), DraftWish(3))
     assert (drafted.draft, drafted.times) == (Draft((3, 4, 1)), ServiceTimes())
     assert model.asked == []
-    drafted = await session.propose(6, (9,), 2)  # nothing stood; the text ends in a new token
+    drafted = await session.propose(6, (9,), DraftWish(2))  # nothing stood; the text ends in a new token
     assert (drafted.draft, drafted.times) == (Draft((19, 29)), SLOW)
     assert model.asked == [(6, (9,))]
 
@@ -145,7 +138,7 @@ async def test_keeping_more_than_there_is_is_out_of_step_and_asks_nobody() -> No
     model = CountingDrafter()
     session = open_session([1, 2, 1, 2], model)
     with pytest.raises(OutOfStep, match="holds 4 tokens, the message wants to keep 5"):
-        await session.propose(5, (), 1)
+        await session.propose(5, (), DraftWish(1))
     assert (session.length, model.asked) == (4, [])
 
 

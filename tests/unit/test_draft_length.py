@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends import DraftWish
 from gateway.draft_length import AutoLength, DraftLengths, FixedLength, best_length, hull_slopes
 from gateway.settings import Settings
 from gateway.speculate import Round, SpeculationPlan
-from tandem.types import DraftlessReason, ServiceTimes, TokenOrigin
+from tandem.types import DraftlessReason, DraftWish, ServiceTimes, TokenOrigin
 
 MOST = 16
 CPU = tuple(0.010 * (1.0 + 0.06 * k) for k in range(9))  # a small model on a CPU: 6 % a token

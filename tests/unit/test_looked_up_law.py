@@ -16,7 +16,7 @@ from draft_service.drafters.lookup import LookupDrafter
 from tandem.engine.coupled import choose
 from tandem.engine.draft_law import SparseLaw, unpack
 from tandem.engine.sampling import adjusted_logits, law
-from tandem.types import SamplingParams, SessionStart, Verification
+from tandem.types import DraftWish, SamplingParams, SessionStart, Verification
 from tests.toy_models import FALSE_ALARM, ToyModel, misfit
 from tests.toy_tables import table_of
 
@@ -123,10 +123,10 @@ async def test_a_draft_sends_the_laws_it_was_drawn_from_and_none_under_the_coupl
     text = (*tokens, *tokens)
     begin = SessionStart(token_ids=text, prompt_length=len(text), sampling=SamplingParams(), seed=0)
     drafter = LookupDrafter(table=table, least_certainty=0.0)
-    from_text = (await drafter.open(begin).propose(len(text), (), 3)).draft
+    from_text = (await drafter.open(begin).propose(len(text), (), DraftWish(3))).draft
     assert from_text.law is None
     only_table = LookupDrafter(min_match=None, table=table, least_certainty=0.0)
-    draft = (await only_table.open(begin).propose(len(text), (), 3)).draft
+    draft = (await only_table.open(begin).propose(len(text), (), DraftWish(3))).draft
     laws = unpack(draft, vocab_size=4)
     assert laws is not None
     assert len(laws) == 3
@@ -138,4 +138,4 @@ async def test_a_draft_sends_the_laws_it_was_drawn_from_and_none_under_the_coupl
         np.testing.assert_array_equal(one.probs, expected.probs)
         context.append(token_id)
     coupled = replace(begin, verification=Verification.COUPLED)
-    assert (await only_table.open(coupled).propose(len(text), (), 3)).draft.law is None
+    assert (await only_table.open(coupled).propose(len(text), (), DraftWish(3))).draft.law is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draft_service.drafters.lookup import LookupDrafter, LookupSession
 from tandem.errors import OutOfStep
-from tandem.types import SamplingParams, SessionStart
+from tandem.types import DraftWish, SamplingParams, SessionStart
 
 SEEDED = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
@@ -35,7 +35,7 @@ async def drafts(
     *,
     least_certainties: Sequence[float] = (),
 ) -> list[int]:
-    drafted = await session.propose(keep_length, new_tokens, num_tokens, least_certainties=least_certainties)
+    drafted = await session.propose(keep_length, new_tokens, DraftWish(num_tokens, tuple(least_certainties)))
     assert drafted.draft.law is None  # deterministic: one-hot
     return list(drafted.draft.token_ids)
 
@@ -144,7 +144,7 @@ async def test_keeping_more_than_there_is_is_out_of_step_and_changes_nothing() -
     session = open_session([1, 2, 1, 2])
     assert await drafts(session, 4, (), 1) == [1]
     with pytest.raises(OutOfStep, match="holds 5 tokens, the message wants to keep 6"):
-        await session.propose(6, (3,), 1)
+        await session.propose(6, (3,), DraftWish(1))
     assert session.length == 5
     assert await drafts(session, 5, (), 2) == [2, 1]
 

@@ -16,7 +16,7 @@ from draft_service.drafters.lookup import LookupDrafter
 from tandem.distill.ngrams import hits, learn
 from tandem.errors import InvalidRequest, OutOfStep
 from tandem.ngram_table import Contexts, NgramTable, Origin
-from tandem.types import SamplingParams, SessionStart
+from tandem.types import DraftWish, SamplingParams, SessionStart
 from tests.toy_tables import example
 
 ORIGIN = Origin(model_id="toy", tokenizer_fingerprint="f" * 64, vocab_size=50, num_answer_tokens=9)
@@ -131,7 +131,7 @@ def test_a_draft_goes_on_until_it_is_too_unsure() -> None:
 
     async def drafted(least_certainty: float, num_draft_tokens: int) -> tuple[int, ...]:
         session = LookupDrafter(min_match=None, table=table, least_certainty=least_certainty).open(start((1,)))
-        return (await session.propose(1, (), num_draft_tokens)).draft.token_ids
+        return (await session.propose(1, (), DraftWish(num_draft_tokens))).draft.token_ids
 
     assert asyncio.run(drafted(0.0, 9)) == (2, 3, 4, 5)
     assert asyncio.run(drafted(0.0, 2)) == (2, 3)
@@ -144,12 +144,15 @@ def test_a_session_follows_its_text() -> None:
 
     async def go() -> None:
         session = LookupDrafter(min_match=None, table=table, least_certainty=0.0).open(start((0, 1)))
-        assert (await session.propose(2, (), 2)).draft.token_ids == (2, 3)
+        assert (await session.propose(2, (), DraftWish(2))).draft.token_ids == (2, 3)
         assert session.length == 4
-        assert (await session.propose(3, (8,), 4)).draft.token_ids == (9, 7)  # 2 stood, 8 came in the place of 3
-        assert (await session.propose(3, (8,), 4)).draft.token_ids == (9, 7)  # repeated: harmless
+        assert (await session.propose(3, (8,), DraftWish(4))).draft.token_ids == (
+            9,
+            7,
+        )  # 2 stood, 8 came in the place of 3
+        assert (await session.propose(3, (8,), DraftWish(4))).draft.token_ids == (9, 7)  # repeated: harmless
         with pytest.raises(OutOfStep):
-            await session.propose(99, (), 1)
+            await session.propose(99, (), DraftWish(1))
         session.close()
         assert session.length == 0
 
@@ -162,7 +165,7 @@ def test_of_text_and_table_the_likelier_one_guesses() -> None:
 
     async def drafted(*tokens: int) -> tuple[int, ...]:
         session = LookupDrafter(table=table, least_certainty=0.0).open(start(tokens))
-        return (await session.propose(len(tokens), (), 3)).draft.token_ids
+        return (await session.propose(len(tokens), (), DraftWish(3))).draft.token_ids
 
     assert asyncio.run(drafted(5, 1)) == (2,)  # of a text that says nothing
     assert asyncio.run(drafted(1, 3, 4, 1)) == (2,)  # a match of one token is less sure

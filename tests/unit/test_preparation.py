@@ -23,7 +23,7 @@ from draft_service.drafters.preparation import Preparation
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program, Worker
 from tandem.errors import OutOfStep
-from tandem.types import SamplingParams, SessionStart, Verification
+from tandem.types import DraftWish, SamplingParams, SessionStart, Verification
 from tests.toy_models import ToyModel, ToyRunner, held_blocks, until_idle, working
 
 MODEL = ToyModel(vocab_size=9, seed=1)
@@ -86,7 +86,7 @@ async def fresh(worker: Worker, start: SessionStart, text: Sequence[int], num_to
     """The draft of `text` by a session that has never prepared anything."""
     session = ModelDrafter(worker, law_size=6).open(replace(start, token_ids=tuple(text)))
     try:
-        return await session.propose(len(text), (), num_tokens)
+        return await session.propose(len(text), (), DraftWish(num_tokens))
     finally:
         session.close()
 
@@ -174,7 +174,7 @@ async def test_a_prepared_draft_is_to_the_bit_the_one_that_asking_brings(rule: s
     ):
         session = preparing(worker, ledger=ledger).open(start)
         text = list(PROMPT)
-        drafted = await session.propose(len(text), (), 3)
+        drafted = await session.propose(len(text), (), DraftWish(3))
         hits = 0
         for _ in range(120):
             await until_idle(worker)
@@ -190,7 +190,7 @@ async def test_a_prepared_draft_is_to_the_bit_the_one_that_asking_brings(rule: s
                 num_kept += 1
             num_tokens = int(numbers.integers(1, 6))
             length, text = len(text), [*text, *tail]
-            drafted = await session.propose(length + num_kept, tail[num_kept:], num_tokens)
+            drafted = await session.propose(length + num_kept, tail[num_kept:], DraftWish(num_tokens))
             assert drafted.draft == (await fresh(other, start, text, num_tokens)).draft
             assert session.length == len(text) + num_tokens
             hits += drafted.prepared
@@ -212,14 +212,16 @@ async def test_a_branch_that_is_not_finished_is_drafted_to_its_end_and_nothing_o
         for num_steps in range(6):
             async with gated() as (worker, runner):
                 session = preparing(worker).open(start)
-                drafted = await by_steps(runner, asyncio.create_task(session.propose(7, (), 4)))
+                drafted = await by_steps(runner, asyncio.create_task(session.propose(7, (), DraftWish(4))))
                 await asyncio.sleep(0.01)  # the first step of the preparation waits at the gate
                 await runner.step_while_there_is_work(num_steps)
                 first = prepared_for(session)[0]
                 kept = len(first) - 1
                 assert first[:kept] == drafted.draft.token_ids[:kept]
                 before = runner.num_forwards
-                again = await by_steps(runner, asyncio.create_task(session.propose(7 + kept, first[kept:], 4)))
+                again = await by_steps(
+                    runner, asyncio.create_task(session.propose(7 + kept, first[kept:], DraftWish(4)))
+                )
                 # One that was under way may be the background's. A recovered token's branch drafts from the first step.
                 needed = max(0, 4 - num_steps) if kept < 4 else max(0, 5 - num_steps)
                 assert runner.num_forwards - before <= needed + 1
@@ -230,7 +232,7 @@ async def test_a_branch_that_is_not_finished_is_drafted_to_its_end_and_nothing_o
 async def test_a_hit_is_answered_while_the_model_is_in_the_middle_of_a_forward() -> None:
     async with gated() as (worker, runner):
         session = preparing(worker).open(STARTS["greedy"])
-        await by_steps(runner, asyncio.create_task(session.propose(7, (), 2)))
+        await by_steps(runner, asyncio.create_task(session.propose(7, (), DraftWish(2))))
         await asyncio.sleep(0.01)
         await runner.step(3)
         assert worker.num_programs == 0
@@ -238,7 +240,7 @@ async def test_a_hit_is_answered_while_the_model_is_in_the_middle_of_a_forward()
         other = worker.new_session([1, 2, 3])
         stuck = asyncio.create_task(worker.run(score(other)))
         await asyncio.sleep(0.01)
-        drafted = await asyncio.wait_for(session.propose(7 + len(tokens) - 1, tokens[-1:], 2), 2.0)
+        drafted = await asyncio.wait_for(session.propose(7 + len(tokens) - 1, tokens[-1:], DraftWish(2)), 2.0)
         assert drafted.prepared
         assert not stuck.done()
         session.close()
@@ -253,11 +255,11 @@ def score(session: Session) -> Program[torch.Tensor]:
 async def test_keeping_more_than_there_is_is_out_of_step_though_the_next_token_was_foreseen() -> None:
     with working(ToyRunner(MODEL)) as worker:
         session = preparing(worker).open(STARTS["greedy"])
-        await session.propose(7, (), 2)
+        await session.propose(7, (), DraftWish(2))
         await until_idle(worker)
         bonus = next(tokens for tokens in prepared_for(session) if len(tokens) == 3)
         with pytest.raises(OutOfStep):
-            await session.propose(7 + 3, bonus[2:], 2)
+            await session.propose(7 + 3, bonus[2:], DraftWish(2))
         session.close()
         await assert_nothing_held(worker)
 
@@ -266,9 +268,9 @@ async def test_a_message_that_goes_back_behind_the_draft_is_a_miss_and_the_draft
     ledger = Ledger()
     with working(ToyRunner(MODEL)) as worker, working(ToyRunner(MODEL)) as other:
         session = preparing(worker, ledger=ledger).open(STARTS["coupled"])
-        await session.propose(7, (4, 4, 4), 3)
+        await session.propose(7, (4, 4, 4), DraftWish(3))
         await until_idle(worker)
-        drafted = await session.propose(8, (5,), 3)
+        drafted = await session.propose(8, (5,), DraftWish(3))
         assert drafted.draft == (await fresh(other, STARTS["coupled"], [*PROMPT, 4, 5], 3)).draft
         assert ledger.outcomes == ["miss"]
         session.close()
@@ -281,14 +283,14 @@ async def test_near_the_end_of_the_drafts_context_less_is_prepared_then_nothing(
     with working(runner) as worker, working(ToyRunner(MODEL, context_length=context_length)) as other:
         session = preparing(worker).open(start)
         text = list(PROMPT)
-        drafted = await session.propose(7, (), 3)
+        drafted = await session.propose(7, (), DraftWish(3))
         while drafted.draft.token_ids:
             await until_idle(worker)
             ahead = drafted.draft.token_ids
             tail = (prepared_for(session) or [(*ahead, 8)])[0]
             length, text = len(text), [*text, *tail]
             num_kept = len(tail) - 1
-            drafted = await session.propose(length + num_kept, tail[num_kept:], 3)
+            drafted = await session.propose(length + num_kept, tail[num_kept:], DraftWish(3))
             assert drafted.draft == (await fresh(other, start, text, 3)).draft
         session.close()
         await assert_nothing_held(worker)
@@ -299,7 +301,7 @@ async def test_with_no_branches_the_model_computes_only_what_is_asked() -> None:
     ledger = Ledger()
     with working(runner) as worker:
         session = preparing(worker, branches=0, ledger=ledger).open(STARTS["greedy"])
-        await session.propose(7, (), 3)
+        await session.propose(7, (), DraftWish(3))
         await until_idle(worker)
         assert sum(batch.num_tokens for batch in runner.batches) == 7 + 1 + 2  # the prompt's last token again
         session.close()
@@ -311,7 +313,7 @@ async def test_branches_are_one_batch_and_their_number_is_bounded() -> None:
     runner = ToyRunner(MODEL)
     with working(runner) as worker:
         session = preparing(worker, branches=4).open(STARTS["rejection"])
-        await session.propose(7, (), 3)
+        await session.propose(7, (), DraftWish(3))
         num_before = runner.num_forwards
         await until_idle(worker)
         sizes = [batch.num_sequences for batch in runner.batches[num_before:]]
@@ -329,9 +331,9 @@ async def test_others_work_leaves_preparing_out() -> None:
     ledger = Ledger()
     async with gated() as (worker, runner):
         session = preparing(worker, ledger=ledger).open(STARTS["greedy"])
-        await by_steps(runner, asyncio.create_task(session.propose(7, (), 1)))
+        await by_steps(runner, asyncio.create_task(session.propose(7, (), DraftWish(1))))
         busy = worker.new_session([3] * 20)
-        second = asyncio.create_task(session.propose(7, (2,), 1))
+        second = asyncio.create_task(session.propose(7, (2,), DraftWish(1)))
         talk = asyncio.create_task(worker.run(decode(busy, 50)))
         await by_steps(runner, second)
         before = runner.num_forwards
@@ -339,7 +341,7 @@ async def test_others_work_leaves_preparing_out() -> None:
         await runner.step(5)
         assert not talk.done()
         assert all(batch.num_sequences == 1 for batch in runner.batches[before:])  # the other one's
-        third = await by_steps(runner, asyncio.create_task(session.propose(8, (2,), 1)))
+        third = await by_steps(runner, asyncio.create_task(session.propose(8, (2,), DraftWish(1))))
         assert not third.prepared
         session.close()
         runner.open()
@@ -361,7 +363,7 @@ def decode(session: Session, num_tokens: int) -> Program[list[int]]:
 async def test_preparing_delays_anothers_round_by_one_step_at_most() -> None:
     async with gated() as (worker, runner):
         session = preparing(worker).open(STARTS["rejection"])
-        await by_steps(runner, asyncio.create_task(session.propose(7, (), 8)))
+        await by_steps(runner, asyncio.create_task(session.propose(7, (), DraftWish(8))))
         await asyncio.sleep(0.01)
         await runner.step(2)  # the preparation is under way, and its third step waits at the gate
         other = worker.new_session([1, 2, 3])
@@ -389,13 +391,13 @@ async def test_in_a_tiny_cache_branches_give_way_and_nobody_is_refused(num_block
             async def rounds(seed: int, drafter: ModelDrafter = drafter, worker: Worker = worker) -> list[int]:
                 session = drafter.open(replace(start, seed=seed))
                 text = list(PROMPT)
-                drafted = await session.propose(7, (), 3)
+                drafted = await session.propose(7, (), DraftWish(3))
                 while len(text) < 20:
                     await until_idle(worker)
                     token_ids = drafted.draft.token_ids
                     length, text = len(text), [*text, *token_ids[:1], len(text) % 9]
                     keep, new = length + 1, text[-1:]
-                    drafted = await session.propose(keep, new, 3)
+                    drafted = await session.propose(keep, new, DraftWish(3))
                 session.close()
                 return [*text, *drafted.draft.token_ids]
 
@@ -412,7 +414,7 @@ async def test_closing_at_any_time_frees_the_branches(num_steps: int) -> None:
     ledger = Ledger()
     async with gated() as (worker, runner):
         session = preparing(worker, ledger=ledger).open(STARTS["rejection"])
-        await by_steps(runner, asyncio.create_task(session.propose(7, (), 3)))
+        await by_steps(runner, asyncio.create_task(session.propose(7, (), DraftWish(3))))
         await asyncio.sleep(0.01)
         await runner.step_while_there_is_work(num_steps)
         session.close()
@@ -425,10 +427,10 @@ async def test_closing_at_any_time_frees_the_branches(num_steps: int) -> None:
 async def test_a_client_that_leaves_in_the_middle_of_a_propose_frees_the_branches() -> None:
     async with gated() as (worker, runner):
         session = preparing(worker).open(STARTS["rejection"])
-        await by_steps(runner, asyncio.create_task(session.propose(7, (), 3)))
+        await by_steps(runner, asyncio.create_task(session.propose(7, (), DraftWish(3))))
         await asyncio.sleep(0.01)
         await runner.step(2)
-        leaving = asyncio.create_task(session.propose(8, (8,), 3))
+        leaving = asyncio.create_task(session.propose(8, (8,), DraftWish(3)))
         await asyncio.sleep(0.01)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
@@ -441,14 +443,14 @@ async def test_a_model_that_fails_while_preparing_fails_no_request() -> None:
     runner = ToyRunner(MODEL)
     with working(runner) as worker, working(ToyRunner(MODEL)) as other:
         session = preparing(worker).open(STARTS["greedy"])
-        await session.propose(7, (), 1)
+        await session.propose(7, (), DraftWish(1))
         await until_idle(worker)
         runner.fail_on = range(runner.num_forwards + 2, 10_000)  # two for the draft to come
-        drafted = await session.propose(7, (8,), 2)
+        drafted = await session.propose(7, (8,), DraftWish(2))
         await until_idle(worker)
         runner.fail_on = ()
         text = [*PROMPT, 8, *drafted.draft.token_ids[:1], 0]
-        again = await session.propose(9, (0,), 2)
+        again = await session.propose(9, (0,), DraftWish(2))
         assert again.draft == (await fresh(other, STARTS["greedy"], text, 2)).draft
         session.close()
         await assert_nothing_held(worker)
@@ -468,14 +470,14 @@ async def test_the_model_keeps_up_while_n_grams_draft_and_prepares_for_their_end
         session = AutoDrafter(lookup=ngram, model=preparing(worker, ledger=ledger), min_match=3).open(start)
         await asyncio.sleep(0)
         await until_idle(worker)  # the prefill
-        first = await session.propose(9, (), 3)
+        first = await session.propose(9, (), DraftWish(3))
         assert first.draft.token_ids == (4, 5, 6)
         await until_idle(worker)
         assert sum(batch.num_tokens for batch in runner.batches) >= 12
         *stood, recovered = prepared_for(session._model)[0]
         assert stood == [4, 5, 6][: len(stood)]
         assert len(stood) < 3, "that all stand, the n-grams are ready for"
-        drafted = await session.propose(9 + len(stood), (recovered,), 3)
+        drafted = await session.propose(9 + len(stood), (recovered,), DraftWish(3))
         assert drafted.prepared
         assert drafted.draft == (await fresh(other, start, [*prompt, *stood, recovered], 3)).draft
         session.close()
@@ -491,7 +493,7 @@ async def test_a_short_context_of_the_models_does_not_stop_the_n_grams() -> None
         ngram = LookupDrafter(least_certainty=0.0)
         session = AutoDrafter(lookup=ngram, model=preparing(worker), min_match=3).open(start)
         for length in range(9, 20, 2):
-            token_ids = (await session.propose(length, (), 2)).draft.token_ids
+            token_ids = (await session.propose(length, (), DraftWish(2))).draft.token_ids
             assert len(token_ids) == 2
         session.close()
         await assert_nothing_held(worker)

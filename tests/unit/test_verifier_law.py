@@ -31,7 +31,7 @@ from tandem.engine.outcome import Outcome
 from tandem.engine.rejection import verify
 from tandem.engine.worker import Worker
 from tandem.errors import ContextTooLong, InternalError, InvalidRequest, OutOfStep, Overloaded, TandemError
-from tandem.types import NO_DRAFT, Draft, PackedLaw, SamplingParams, SessionStart, TokenOrigin, Verdict
+from tandem.types import NO_DRAFT, Draft, DraftWish, PackedLaw, SamplingParams, SessionStart, TokenOrigin, Verdict
 from target_service.verifier import Verifier, VerifierSession
 from tests.toy_models import (
     FALSE_ALARM,
@@ -105,7 +105,7 @@ async def write(
         text.append((await target.first()).token_id)
         while len(text) < length:
             change = at_draft.change_to(text)
-            proposed = await draft_session.propose(change.keep_length, change.new_tokens, k)
+            proposed = await draft_session.propose(change.keep_length, change.new_tokens, DraftWish(k))
             draft = proposed.draft
             prepared += proposed.prepared
             at_draft.guess(draft.token_ids)
@@ -236,17 +236,8 @@ async def test_auto_drafts_follow_plain_decodings_law() -> None:
     used = {True: 0, False: 0}
 
     class Watched(AutoSession):
-        async def propose(
-            self,
-            keep_length: int,
-            new_tokens: Sequence[int],
-            num_draft_tokens: int,
-            *,
-            least_certainties: Sequence[float] = (),
-        ) -> Drafted:
-            drafted = await super().propose(
-                keep_length, new_tokens, num_draft_tokens, least_certainties=least_certainties
-            )
+        async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
+            drafted = await super().propose(keep_length, new_tokens, wish)
             used[drafted.draft.law is None] += 1
             return drafted
 
@@ -354,16 +345,9 @@ class AdversarySession:
     def length(self) -> int:
         return len(self._tokens)
 
-    async def propose(
-        self,
-        keep_length: int,
-        new_tokens: Sequence[int],
-        num_draft_tokens: int,
-        *,
-        least_certainties: Sequence[float] = (),
-    ) -> Drafted:
+    async def propose(self, keep_length: int, new_tokens: Sequence[int], wish: DraftWish) -> Drafted:
         self._tokens = [*self._tokens[:keep_length], *new_tokens]
-        size = int(self._numbers.integers(0, 3 * num_draft_tokens))
+        size = int(self._numbers.integers(0, 3 * wish.num_draft_tokens))
         right = TARGET.greedy(self._tokens, int(self._numbers.integers(0, size + 1)))
         nonsense = self._numbers.integers(0, VOCAB + int(self._numbers.integers(0, 2)), size - len(right))
         token_ids = (*right, *(int(token_id) for token_id in nonsense))
@@ -418,7 +402,7 @@ async def test_a_draft_model_with_a_shorter_context_drafts_up_to_its_end_and_the
         drafter = ModelDrafter(draft_worker, law_size=VOCAB)
         text = await write(start(params=params), 60, verifier=Verifier(target_worker), drafter=drafter, k=4)
         again = drafter.open(start([0] * 30))
-        assert (await again.propose(30, (1,), 4)).draft == NO_DRAFT
+        assert (await again.propose(30, (1,), DraftWish(4))).draft == NO_DRAFT
         again.close()
         await assert_nothing_held(target_worker, draft_worker)
     assert 0 < text.drafted <= 4 * (30 - len(PROMPT))
@@ -513,7 +497,7 @@ async def test_a_round_that_keeps_nothing_is_refused_and_harms_no_one_else(draft
                 await session.verify(0, (), draft)
             assert not isinstance(refused.value, InternalError)
             with pytest.raises(TandemError) as refused:
-                await proposer.propose(0, (), 3)
+                await proposer.propose(0, (), DraftWish(3))
             assert not isinstance(refused.value, InternalError)
             session.close()
             proposer.close()
@@ -591,7 +575,7 @@ async def test_a_prefill_that_failed_tells_the_first_proposal_or_nobody() -> Non
         large = start([n % VOCAB for n in range(20)])
         asked, unasked = drafter.open(large), drafter.open(large)
         with pytest.raises(Overloaded):
-            await asked.propose(20, (1,), 2)
+            await asked.propose(20, (1,), DraftWish(2))
         await asyncio.sleep(0.02)
         asked.close()
         unasked.close()
