@@ -195,7 +195,7 @@ async def test_the_price_of_a_token_reaches_the_drafter() -> None:
         assert drafted[0] == (6, 7, 5)
 
 
-@pytest.mark.parametrize("least_certainties", [(-0.1,), (0.1, 1.5), (float("nan"),), (0.1,) * 1000])
+@pytest.mark.parametrize("least_certainties", [(-0.1,), (0.1, 1.5), (float("nan"),)])
 async def test_a_price_that_makes_no_sense_is_refused(least_certainties: tuple[float, ...]) -> None:
     async with real() as pair:
         session = pair.drafts.open(_start(), drafter="ngram")
