@@ -26,7 +26,6 @@ from tandem.types import (
     NO_DRAFT,
     Draft,
     DraftInfo,
-    DraftlessReason,
     DraftWish,
     SamplingParams,
     SessionStart,
@@ -193,15 +192,6 @@ async def test_the_price_of_a_token_reaches_the_drafter() -> None:
         session.close()
         assert [len(one) for one in drafted] == [3, 3, 2, 1, 0, 2, 1]
         assert drafted[0] == (6, 7, 5)
-
-
-@pytest.mark.parametrize("least_certainties", [(-0.1,), (0.1, 1.5), (float("nan"),)])
-async def test_a_price_that_makes_no_sense_is_refused(least_certainties: tuple[float, ...]) -> None:
-    async with real() as pair:
-        session = pair.drafts.open(_start(), drafter="ngram")
-        proposal = await session.propose(PROMPT, DraftWish(3, least_certainties))
-        session.close()
-        assert proposal.reason is DraftlessReason.ERROR
 
 
 async def test_closing_frees_the_session_and_may_be_repeated(pair: Pair) -> None:
