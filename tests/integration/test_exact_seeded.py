@@ -52,6 +52,7 @@ from tests.in_process import (
 )
 from tests.tiny_models import write_target
 from tests.toy_models import ToyModel, ToyRunner, held_blocks
+from tests.toy_tables import table_of
 
 COUPLED = Verification.COUPLED
 TINY_VOCAB = 260
@@ -59,6 +60,7 @@ TINY_VOCAB = 260
 TOY = ToyModel(vocab_size=12, seed=5, scale=1.5)
 TOY_GOOD = TOY.like(weight=0.85, seed=6)
 TOY_BAD = ToyModel(vocab_size=12, seed=7)
+TABLE = table_of(TOY_GOOD, num_answers=40, longest=2)
 
 # One value for each parameter, twice where its two ends differ. Ids and counts fit the toy's twelve tokens and the
 # transformer's 260 alike; the ids are such that each parameter changes the text (see the first test).
@@ -124,11 +126,14 @@ def start_of(
 async def pair_of(
     target: ModelRunner, drafts: Mapping[str, ModelRunner], *, max_step_tokens: int = 64
 ) -> AsyncIterator[tuple[InProcessTarget, InProcessDrafts]]:
-    """A target; an n-gram drafter; for each runner in `drafts` a model drafter, and one that prepares drafts; with the
+    """A target; n-gram drafters without and with a table; for each runner in `drafts` a model drafter, and one that prepares drafts; with the
     first of these, one of each that takes turns with n-grams. Nothing may leak."""
     with ExitStack() as stack:
         workers = [stack.enter_context(working_on(target, max_step_tokens=max_step_tokens))]
-        drafters: dict[str, Drafter] = {"ngram": LookupDrafter(least_certainty=0.0)}
+        drafters: dict[str, Drafter] = {
+            "ngram": LookupDrafter(least_certainty=0.0),
+            "ngram and table": LookupDrafter(table=TABLE, least_certainty=0.0),
+        }
         for name, runner in drafts.items():
             workers.append(stack.enter_context(working_on(runner, max_step_tokens=max_step_tokens)))
             for prefix, branches in (("", 0), ("prepared ", 5)):
@@ -224,6 +229,7 @@ _DRAFTERS = [
     "good",
     "bad",
     "ngram",
+    "ngram and table",
     "auto",
     "prepared good",
     "prepared bad",
