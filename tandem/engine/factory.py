@@ -11,7 +11,7 @@ import torch
 
 from tandem.engine.cuda_graphs import CudaGraphs
 from tandem.engine.runner import ModelRunner, RaggedBatch
-from tandem.engine.step_times import StepTimes, measure
+from tandem.engine.step_times import StepTimes, measure, measure_change
 from tandem.engine.torch_runner import TorchRunner, kv_bytes_per_token
 from tandem.engine.worker import Worker
 from tandem.errors import InvalidRequest, UnknownModel
@@ -93,7 +93,7 @@ def start_engine(
         max_step_tokens=settings.max_step_tokens,
         max_programs=max_programs,
         observer=metrics,
-        step_times=StepTimes(measure(lambda size: _run_once(runner, size), most_tokens=runner.context_length)),
+        step_times=_measured(runner),
     )
     metrics.watch_engine(
         blocks_held=lambda: worker.pool.num_held,
@@ -118,6 +118,14 @@ def start_engine(
         end_token_ids=tuple(sorted(i for i in ends if 0 <= i < runner.vocab_size)),
         tokenizer_files=tokenizer_files(files.folder),
     )
+
+
+def _measured(runner: ModelRunner) -> StepTimes:
+    def run(num_tokens: int) -> None:
+        _run_once(runner, num_tokens)
+
+    most = runner.context_length
+    return StepTimes(measure(run, most_tokens=most), change_seconds=measure_change(run, most_tokens=most))
 
 
 def _run_once(runner: ModelRunner, num_tokens: int) -> None:

@@ -18,8 +18,12 @@ class StepTimes:
     is how many times as long more tokens take, which is the model's and the engine's. Each measurement moves both.
     """
 
-    def __init__(self, measured: Iterable[tuple[int, float]]) -> None:
-        """From (tokens, seconds) pairs of ascending tokens, the first of one token."""
+    def __init__(self, measured: Iterable[tuple[int, float]], *, change_seconds: float = 0.0) -> None:
+        """From (tokens, seconds) pairs of ascending tokens, the first of one token.
+
+        `change_seconds`: how much longer a forward takes whose size is not that of the one before.
+        """
+        self.change_seconds = change_seconds
         pairs = list(measured)
         if not pairs or pairs[0][0] != 1 or min(seconds for _, seconds in pairs) <= 0.0:
             raise ValueError("the first measurement must be of one token, and all must be positive")
@@ -58,6 +62,23 @@ def measure(run: Callable[[int], None], *, most_tokens: int) -> list[tuple[int, 
             times.append(time.perf_counter() - began)
         pairs.append((size, min(times)))
     return pairs
+
+
+def measure_change(run: Callable[[int], None], *, most_tokens: int) -> float:
+    """Seconds by which `run(num_tokens)` is slower after a run of another size; the median of three."""
+    small, large = 1, 16
+    if most_tokens < large:
+        return 0.0
+    added = []
+    for _ in range(3):
+        run(small)
+        times = []
+        for _ in range(2):
+            began = time.perf_counter()
+            run(large)
+            times.append(time.perf_counter() - began)
+        added.append(times[0] - times[1])
+    return max(0.0, sorted(added)[1])
 
 
 def _interpolate(x: int, xs: Sequence[int], ys: Sequence[float]) -> float:

@@ -46,6 +46,8 @@ __all__ = ["Completed", "Feed", "Program", "StepObserver", "Worker"]
 T = TypeVar("T")
 
 _PRICED_DRAFTS = 16  # drafted tokens a sequence for which a step's time is foretold; the rest lies on a line
+# More than this are an exception: the step has another size than those around it, and changes cost their time.
+_USUAL_DRAFT = 4
 
 
 class StepObserver(Protocol):
@@ -317,9 +319,8 @@ class Worker:
         if all(chunk.num_tokens <= self._runner.block_size for chunk in chunks):  # prefills are another matter
             self._step_times.observe(self._runner.last_step_size, seconds)
         sizes = [self._runner.step_size(len(chunks), tokens_each=1 + k) for k in range(_PRICED_DRAFTS + 1)]
-        seconds_of = {
-            size: self._step_times.seconds(size) for size in set(sizes)
-        }  # a handful, where they are filled up
+        usual, changes = sizes[_USUAL_DRAFT], 2 * self._step_times.change_seconds
+        seconds_of = {size: self._step_times.seconds(size) + changes * (size > usual) for size in set(sizes)}
         return tuple(seconds_of[size] for size in sizes)
 
     def _reserve(self, chunks: list[Chunk]) -> list[Chunk]:

@@ -126,8 +126,8 @@ def start_of(
 async def pair_of(
     target: ModelRunner, drafts: Mapping[str, ModelRunner], *, max_step_tokens: int = 64
 ) -> AsyncIterator[tuple[InProcessTarget, InProcessDrafts]]:
-    """A target; n-gram drafters without and with a table; for each runner in `drafts` a model drafter, and one that prepares drafts; with the
-    first of these, one of each that takes turns with n-grams. Nothing may leak."""
+    """A target; n-gram drafters without and with a table; for each runner in `drafts` a model drafter, and one that
+    prepares drafts; with the first of these, one of each that takes turns with n-grams. Nothing may leak."""
     with ExitStack() as stack:
         workers = [stack.enter_context(working_on(target, max_step_tokens=max_step_tokens))]
         drafters: dict[str, Drafter] = {

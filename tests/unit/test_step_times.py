@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tandem.engine.step_times import StepTimes, measure
+from tandem.engine.step_times import StepTimes, measure, measure_change
 
 
 def test_between_measured_sizes_lies_a_straight_line_and_beyond_them_the_last_slope() -> None:
@@ -57,3 +59,17 @@ def test_measuring_runs_every_size_that_fits() -> None:
     assert [size for size, _ in pairs] == [1, 2, 4, 8, 16]
     assert set(sizes) == {1, 2, 4, 8, 16}
     assert all(seconds >= 0.0 for _, seconds in pairs)
+
+
+def test_what_a_change_of_size_costs_is_measured() -> None:
+    """By a run that sleeps where the size is another one than before, as OpenVINO prepares its operations."""
+    last = 0
+
+    def run(num_tokens: int) -> None:
+        nonlocal last
+        time.sleep(0.012 if num_tokens != last else 0.002)
+        last = num_tokens
+
+    assert measure_change(run, most_tokens=64) == pytest.approx(0.010, rel=0.5)
+    assert measure_change(lambda _: None, most_tokens=64) < 0.001
+    assert measure_change(run, most_tokens=8) == 0.0  # a context so short has no drafts of such lengths

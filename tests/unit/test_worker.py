@@ -15,6 +15,7 @@ import torch
 
 from tandem.engine.planning import MAX_BACKGROUND_FEEDS
 from tandem.engine.session import Session
+from tandem.engine.step_times import StepTimes
 from tandem.engine.worker import Completed, Feed, Program, Worker
 from tandem.errors import InternalError, InvalidRequest, Overloaded, TandemError, Unavailable
 from tests.toy_models import StepLog, ToyModel, ToyRunner, held_blocks, text_state, until_idle, working
@@ -136,6 +137,22 @@ async def test_many_programs_together_say_what_each_says_alone(num_blocks: int, 
             worker.end_session(session)
         await assert_nothing_held(worker)
     assert max(batch.num_sequences for batch in runner.batches) > 1
+
+
+async def test_long_drafts_are_foretold_to_change_the_steps_size_twice() -> None:
+    times = StepTimes([(1, 0.010), (64, 0.073)], change_seconds=0.005)
+    worker = Worker(
+        ToyRunner(MODEL), name="toy", max_step_tokens=64, max_programs=4, observer=StepLog(), step_times=times
+    )
+    worker.start()
+    try:
+        foretold = (await worker.run(score(worker.new_session(prompt(3))))).times.round_seconds
+    finally:
+        worker.close()
+    assert len(foretold) == 17
+    steps = np.diff(foretold)
+    assert steps[4] > 0.010
+    assert np.delete(steps, 4).max() < 0.003
 
 
 async def test_a_step_never_holds_more_tokens_than_its_budget() -> None:
