@@ -111,7 +111,7 @@ def test_where_steps_are_filled_up_a_draft_goes_to_the_end_of_the_stair() -> Non
         price = 0.006 / 4 * tokens / 0.018
         assert wish.num_draft_tokens == 4
         assert list(wish.least_certainties) == [pytest.approx(price, rel=0.25)] * 4
-    assert chosen(stairs, acceptance=0.95).num_draft_tokens in {8, 16}
+    assert chosen(stairs, acceptance=0.95).num_draft_tokens >= 8
 
 
 def test_a_token_that_costs_nothing_has_the_least_price_whatever_those_behind_it_cost() -> None:
