@@ -214,11 +214,11 @@ class AutoLength:
         return self._wish(min(_PROBE_LENGTH, self._own.most), tokens_per_second)
 
     def _wish(self, k: int, tokens_per_second: float) -> DraftWish:
-        prices = [
-            (seconds + self._shared.token_seconds) * tokens_per_second for seconds in hull_slopes(self._round_seconds)
-        ]
-        least = (0.0, *(_LEAST_PRICE for _ in prices[1:]))
-        return DraftWish(k, tuple(min(1.0, max(pair)) for pair in zip(prices[:k], least, strict=False)))
+        prices: list[float] = []
+        for seconds in hull_slopes(self._round_seconds)[:k]:
+            price = (seconds + self._shared.token_seconds) * tokens_per_second
+            prices.append(min(1.0, max(_LEAST_PRICE if prices else 0.0, price)))
+        return DraftWish(k, tuple(prices))
 
 
 @dataclass(frozen=True, slots=True)

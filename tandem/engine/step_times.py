@@ -55,12 +55,7 @@ def measure(run: Callable[[int], None], *, most_tokens: int) -> list[tuple[int, 
     for size in _SIZES:
         if size > most_tokens or (pairs and pairs[0][1] > 0.1 and size not in (1, 8)):
             continue
-        times = []
-        for _ in range(2):
-            began = time.perf_counter()
-            run(size)
-            times.append(time.perf_counter() - began)
-        pairs.append((size, min(times)))
+        pairs.append((size, min(_timed(run, size), _timed(run, size))))
     return pairs
 
 
@@ -72,13 +67,15 @@ def measure_change(run: Callable[[int], None], *, most_tokens: int) -> float:
     added = []
     for _ in range(3):
         run(small)
-        times = []
-        for _ in range(2):
-            began = time.perf_counter()
-            run(large)
-            times.append(time.perf_counter() - began)
-        added.append(times[0] - times[1])
+        changed, unchanged = _timed(run, large), _timed(run, large)
+        added.append(changed - unchanged)
     return max(0.0, sorted(added)[1])
+
+
+def _timed(run: Callable[[int], None], num_tokens: int) -> float:
+    began = time.perf_counter()
+    run(num_tokens)
+    return time.perf_counter() - began
 
 
 def _interpolate(x: int, xs: Sequence[int], ys: Sequence[float]) -> float:
