@@ -94,6 +94,12 @@ class EngineSettings(BaseSettings):
         30.0, gt=0.0, description="a model that finishes no step for so long is not ready until it does"
     )
     max_step_tokens: int = Field(256, ge=128, description="tokens per forward: the longest stall by others' prefill")
+    fixed_step_bytes: int = Field(
+        1 << 30,
+        ge=0,
+        description="engine openvino: memory for copies of the model, compiled for steps of one size each, which take "
+        "15 % less time; 0: none",
+    )
     attends_in_blocks: bool = Field(
         default=False, description="engine openvino: faster for verifying drafts, slower without them"
     )

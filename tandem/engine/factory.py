@@ -218,6 +218,7 @@ def _start_openvino(files: ModelFiles, settings: EngineSettings, wanted: _Wanted
         most_token_ids=max(vocabulary(files.folder)) + 1,
         context_length=context_length(read_config(files.folder)),
         kv_cache_bytes=settings.kv_cache_bytes,
+        fixed_step_bytes=settings.fixed_step_bytes,
         threads=settings.threads,
         precision=precision,
         num_layers=wanted.num_layers,

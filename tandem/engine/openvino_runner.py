@@ -20,8 +20,9 @@ import torch
 from openvino import opset13
 from openvino._offline_transformations import paged_attention_transformation
 
-from tandem.engine.continuations import StepSize, favourite_size, filled_up, in_blocks, one_by_one
+from tandem.engine.continuations import filled_up, in_blocks, one_by_one
 from tandem.engine.openvino_head import keep_tokens
+from tandem.engine.openvino_steps import CompiledSteps, affordable_sizes
 from tandem.engine.partial_head import spread
 from tandem.engine.runner import Int32Array, RaggedBatch
 from tandem.errors import InvalidRequest
@@ -30,7 +31,6 @@ _BLOCK_SIZE = 32  # tokens; fixed in OpenVINO's CPU plug-in
 _ROWS = "tandem_logits_rows"
 _CACHE = re.compile(r"(?P<kind>key|value)_cache\.(?P<layer>\d+)")
 _LAYER_OUTPUT = "model.layers.self_attn.add1.layer{}"  # the residual stream after a layer, as GenAI's reader names it
-_INT64_INPUTS = frozenset({"input_ids", "position_ids"})
 _STORED_AS: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16, "f16": np.uint16, "u8": np.uint8}
 
 _AnyArray = npt.NDArray[np.generic]
@@ -85,7 +85,8 @@ class OpenVinoRunner:
 
     `most_token_ids` is the tokenizer's vocabulary; logits of padding beyond it are cut off. `num_layers` keeps the
     first layers only. With `token_ids` the head is for these tokens only, and the others' logits are -inf.
-    `kv_cache_bytes` bounds the cache. Raises InvalidRequest for a graph that OpenVINO cannot page, and where the cache
+    `kv_cache_bytes` bounds the cache, `fixed_step_bytes` what copies of the weights take that are compiled for steps of
+    one size each (openvino_steps.py). Raises InvalidRequest for a graph that OpenVINO cannot page, and where the cache
     would hold less than three blocks.
 
     A text comes out the same to the bit whether its tokens were computed one by one, in verify blocks, or beside
@@ -103,6 +104,7 @@ class OpenVinoRunner:
         kv_cache_bytes: int,
         threads: int,
         precision: OpenVinoPrecision,
+        fixed_step_bytes: int = 0,
         num_layers: int | None = None,
         attends_in_blocks: bool = False,
         token_ids: Int32Array | None = None,
@@ -122,27 +124,29 @@ class OpenVinoRunner:
         self._token_ids = None if token_ids is None else torch.from_numpy(token_ids.astype(np.int64))
         if token_ids is not None:
             keep_tokens(graph, head, token_ids)
-        compiled = core.compile_model(
-            graph,
-            "CPU",
-            {
-                "PERFORMANCE_HINT": "LATENCY",
-                "NUM_STREAMS": 1,
-                "INFERENCE_NUM_THREADS": threads,
-                "ENABLE_CPU_PINNING": False,  # two services on one machine would be pinned to the same first core
-                "INFERENCE_PRECISION_HINT": precision.inference,
-                "KV_CACHE_PRECISION": precision.kv_cache,
-                "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounding_group(graph) if precision.rounds_activations else 0,
-            },
-        )
+        options = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "NUM_STREAMS": 1,
+            "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": False,  # two services on one machine would be pinned to the same first core
+            "INFERENCE_PRECISION_HINT": precision.inference,
+            "KV_CACHE_PRECISION": precision.kv_cache,
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounding_group(graph) if precision.rounds_activations else 0,
+        }
         self._attends_in_blocks = attends_in_blocks
-        self._steps = StepSize()
-        self._inputs: dict[str, npt.NDArray[np.int32] | npt.NDArray[np.int64]] = {}
         self._last_step_size = 0
         self._needs_company = not precision.rounds_activations
         self._least_size = 2 if self._needs_company or attends_in_blocks else 1
-        self._request = compiled.create_infer_request()
-        caches = {name: port for port in compiled.inputs for name in port.names if _CACHE.fullmatch(name)}
+        self._steps = CompiledSteps(
+            graph,
+            lambda model: core.compile_model(model, "CPU", options),
+            affordable_sizes(
+                least_size=self._least_size,
+                weights_bytes=model_file.with_suffix(".bin").stat().st_size,
+                most_bytes=fixed_step_bytes,
+            ),
+        )
+        caches = {name: port for port in self._steps.inputs for name in port.names if _CACHE.fullmatch(name)}
         shapes = {name: _block_shape(port) for name, port in caches.items()}
         types = {name: port.element_type for name, port in caches.items()}
         bytes_per_block = sum(math.prod(shapes[name]) * types[name].size for name in caches)
@@ -157,7 +161,7 @@ class OpenVinoRunner:
         self._storages = _allocate(shapes, types, allocated)
         for names, storage in self._storages:
             for name, array in zip(names, storage, strict=True):
-                self._request.set_tensor(name, ov.Tensor(array, ov.Shape(array.shape), types[name]))
+                self._steps.keep(name, ov.Tensor(array, ov.Shape(array.shape), types[name]))
         self._vocab_size = min(most_token_ids, width)
         self._context_length = min(context_length, self._num_blocks * _BLOCK_SIZE)
 
@@ -196,30 +200,17 @@ class OpenVinoRunner:
             "max_context_len": (fed.past_lens + np.diff(fed.sequence_starts)).max(),
             _ROWS: rows,
         }
-        for name, array in inputs.items():
-            self._give(name, array)
-        self._request.infer()
-        logits: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
+        logits = self._steps.infer(inputs, num_tokens=size)
         wanted = torch.from_numpy(logits.reshape(len(rows), logits.shape[-1])[: len(batch.logits_rows)])
         if self._token_ids is not None:
             return spread(wanted, self._token_ids, vocab_size=self._vocab_size)
         return wanted[:, : self._vocab_size]
 
-    def _give(self, name: str, array: Int32Array) -> None:
-        """Set an input; in the last step's memory where that has the shape, which saves 15 us for each."""
-        known = self._inputs.get(name)
-        if known is not None and known.shape == array.shape:
-            known[...] = array
-            return
-        tensor = ov.Tensor(np.array(array, dtype=np.int64 if name in _INT64_INPUTS else np.int32))
-        self._request.set_tensor(name, tensor)
-        self._inputs[name] = tensor.data
-
     def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
         """See continuations.py."""
         if self._attends_in_blocks:
             tokens_each = max(2, tokens_each)
-        return favourite_size(max(num_sequences * tokens_each, self._least_size))
+        return self._steps.usual(max(num_sequences * tokens_each, self._least_size))
 
     @property
     def last_step_size(self) -> int:
