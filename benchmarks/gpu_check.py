@@ -26,16 +26,16 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_cases import BLOCK_SIZE, FULL, TINY, Plan, make_batch, make_batches, make_model, on_blocks_of
+from tandem.draft_law import draw_sparse
 from tandem.engine import device_rejection
 from tandem.engine.cuda_graphs import CudaGraphs
-from tandem.engine.draft_law import draw_sparse
 from tandem.engine.model_check import attention_of
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.rejection import verify
 from tandem.engine.sampling import law, top_law
 from tandem.engine.static_decode import Capture, Step, as_it_is, bucket_of
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import TandemError
+from tandem.randomness import Purpose, uniform
 from tandem.types import SamplingParams
 
 _MOST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.03, torch.float16: 0.01}  # of logits, relative, as a norm

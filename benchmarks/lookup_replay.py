@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from draft_service.drafters.lookup import LookupDrafter, LookupSession
+from tandem.lookup.drafter import LookupDrafter, LookupSession
 from tandem.models.bundled_table import find_table
 from tandem.ngram_table import NgramTable
 from tandem.types import DraftWish, SamplingParams, SessionStart

@@ -9,11 +9,11 @@ import structlog
 
 from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.metrics import PreparationMetrics
 from draft_service.servicer import DraftServicer
 from draft_service.settings import DraftSettings
 from tandem.errors import InvalidRequest
+from tandem.lookup.drafter import LookupDrafter
 from tandem.models.bundled_table import find_table, table_info
 from tandem.ngram_table import NgramTable
 from tandem.rpc.launch import launch

@@ -23,9 +23,12 @@ from gateway.app import create_app
 from gateway.fleet import Fleet
 from gateway.grpc_backends import Deadlines
 from gateway.http_protocol import BoundedProtocol
+from gateway.lookup_drafts import LookupDrafts
 from gateway.metrics import GatewayMetrics
 from gateway.recorder import PromptRecorder
 from gateway.settings import Settings
+from tandem.models.bundled import BUNDLED
+from tandem.models.bundled_table import find_table
 from tandem.rpc.launch import run_process
 from tandem.rpc.tls import channel_credentials, check_certificate
 from tandem.scrapes import serve_metrics
@@ -92,6 +95,17 @@ def build_server(settings: Settings, app: FastAPI, admission: Admission) -> Drai
     return DrainingServer(config, admission=admission, grace_seconds=settings.shutdown_grace_seconds)
 
 
+def _lookup(settings: Settings) -> LookupDrafts | None:
+    """What drafts without a draft service. Raises InvalidRequest for a table that cannot be read."""
+    if settings.draft_addresses or not settings.lookup:
+        return None
+    return LookupDrafts(
+        table=find_table(settings.table, target_model=BUNDLED),
+        only_its_model=settings.table == "auto",
+        max_draft_tokens=settings.max_num_draft_tokens,
+    )
+
+
 def serve() -> None:
     """Serve until a signal. Raises TandemError and pydantic's ValidationError where the settings do not allow it."""
     settings = Settings()
@@ -116,6 +130,7 @@ def serve() -> None:
         failover_seconds=settings.failover_timeout_seconds,
         observe_failover=metrics.observe_failover,
         observe_draft_fault=metrics.observe_draft_fault,
+        lookup=_lookup(settings),
         credentials=channel_credentials(
             ca_file=settings.rpc_ca_file,
             certificate_file=settings.rpc_certificate_file,

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import grpc
 
-from gateway.backends import Target
+from gateway.backends import Drafts, Target
 from gateway.failover import FailoverReason, FailoverTarget
 from gateway.grpc_backends import Deadlines, GrpcDrafts, GrpcTargets
 from gateway.kv_room import Replica
+from gateway.lookup_drafts import LookupDrafts
 from gateway.peers import Peer
 from gateway.served import Readiness, ServedModel
 from gateway.tokenizer import Tokenizer
@@ -42,9 +43,10 @@ class Fleet:
         failover_seconds: float,
         observe_failover: Callable[[FailoverReason], None],
         observe_draft_fault: Callable[[DraftlessReason], None],
+        lookup: LookupDrafts | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """`failover_seconds`: how long a request does without any target."""
+        """`failover_seconds`: how long a request does without any target. `lookup` drafts where `drafts` is empty."""
         self._served: ServedModel | None = None
         self._accepting = asyncio.Lock()  # the first target sets what the others are compared with
         self._targets = [
@@ -77,7 +79,8 @@ class Fleet:
         self.target = FailoverTarget(
             GrpcTargets(self._targets, deadlines), limit_seconds=failover_seconds, observe=observe_failover
         )
-        self.drafts = GrpcDrafts(self._drafts, deadlines, observe=observe_draft_fault)
+        self._lookup = None if drafts else lookup
+        self.drafts: Drafts = self._lookup or GrpcDrafts(self._drafts, deadlines, observe=observe_draft_fault)
 
     async def start(self) -> None:
         for peer in self._peers:
@@ -96,6 +99,8 @@ class Fleet:
     def draft_info(self) -> DraftInfo | None:
         """Of the first draft service that is up, with the drafters of all: while one replaces another, a request may
         name any of theirs."""
+        if self._lookup is not None:
+            return self._lookup.info
         infos = [peer.info for peer in self._drafts if peer.up and peer.info is not None]
         if not infos:
             return None
@@ -123,6 +128,8 @@ class Fleet:
         reasons = tuple(peer.reason for peer in self._peers if not peer.up)
         if self._served is None or not any(peer.up for peer in self._targets):
             return Readiness("unavailable", reasons)
+        if self._lookup is not None:
+            return Readiness("ready", reasons)
         if not self._drafts:
             return Readiness("degraded", (*reasons, "no draft service is configured: plain decoding"))
         return Readiness("ready" if any(peer.up for peer in self._drafts) else "degraded", reasons)
@@ -135,6 +142,8 @@ class Fleet:
                 return
             files = await _fetch_tokenizer(channel)
             tokenizer = await asyncio.to_thread(Tokenizer.from_files, files)
+            if self._lookup is not None:
+                self._lookup.serve(info)
             self._served = ServedModel(info=info, tokenizer=tokenizer, created=int(time.time()))
         for draft in self._drafts:
             draft.probe_soon()

@@ -25,7 +25,15 @@ class Settings(BaseSettings):
         ("127.0.0.1:50051",), description="host:port of each target service, comma between; at least one"
     )
     draft_addresses: Addresses = Field(
-        ("127.0.0.1:50052",), description="host:port of each draft service, comma between; empty: plain decoding"
+        ("127.0.0.1:50052",), description="host:port of each draft service, comma between; empty: see lookup"
+    )
+    lookup: bool = Field(
+        default=True, description="with no draft service: draft by looking up how texts may go on; else plain decoding"
+    )
+    table: str = Field(
+        "auto",
+        description="n-grams of the target's own answers to look up in: a file that `tandem distill` wrote, `bundled`, "
+        "`none`, or `auto`: the bundled one where the target is the model it was made for",
     )
 
     api_keys_file: OptionalFile = Field(

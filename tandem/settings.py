@@ -95,7 +95,7 @@ class EngineSettings(BaseSettings):
     )
     max_step_tokens: int = Field(256, ge=128, description="tokens per forward: the longest stall by others' prefill")
     fixed_step_bytes: int = Field(
-        1 << 30,
+        5 << 28,
         ge=0,
         description="engine openvino: memory for copies of the model, compiled for steps of one size each, which take "
         "15 % less time; 0: none",

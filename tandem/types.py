@@ -145,6 +145,11 @@ class Draft:
     token_ids: tuple[int, ...]
     law: PackedLaw | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """As it crosses the wire, a few bytes of framing less."""
+        return 4 * len(self.token_ids) + (0 if self.law is None else self.law.num_bytes)
+
 
 NO_DRAFT = Draft(())
 
@@ -179,6 +184,15 @@ class ServiceTimes:
     forward_seconds: float = 0.0
     num_sequences: int = 1
     round_seconds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A draft, maybe empty, and what it took. `prepared`: all of it was there when it was asked for."""
+
+    draft: Draft
+    times: ServiceTimes = field(default_factory=ServiceTimes)
+    prepared: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

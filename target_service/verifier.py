@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tandem.draft_law import MalformedDraft, SparseLaw, unpack
 from tandem.engine.coupled import verify_coupled
-from tandem.engine.draft_law import MalformedDraft, SparseLaw, unpack
 from tandem.engine.logprobs import token_logprobs
 from tandem.engine.outcome import Outcome
 from tandem.engine.rejection import RejectionRule, verify

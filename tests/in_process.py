@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from draft_service.drafters.base import Drafted, Drafter, DrafterSession
+from draft_service.drafters.base import Drafter, DrafterSession
 from gateway.backends import Proposal, Target
 from gateway.draft_length import FixedLength
 from gateway.peer_text import Change, PeerText
@@ -22,7 +22,17 @@ from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.worker import Worker
 from tandem.errors import OutOfStep, TandemError, Unavailable
 from tandem.rpc import codec
-from tandem.types import NO_DRAFT, Draft, DraftlessReason, DraftWish, PackedLaw, SessionStart, TokenLogprob, Verdict
+from tandem.types import (
+    NO_DRAFT,
+    Draft,
+    Drafted,
+    DraftlessReason,
+    DraftWish,
+    PackedLaw,
+    SessionStart,
+    TokenLogprob,
+    Verdict,
+)
 from target_service.verifier import Verifier
 from tests.toy_models import StepLog
 

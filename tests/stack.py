@@ -94,7 +94,7 @@ class Stack:
         target_ports = [free_port() for _ in range(self.num_targets)]
         draft_ports = [free_port() for _ in range(self.num_drafts)]
         self.gateway_port, self.gateway_metrics_port = free_port(), free_port()
-        self.target_port, self.draft_port = target_ports[0], draft_ports[0]
+        self.target_port = target_ports[0]
         self.url = f"http://127.0.0.1:{self.gateway_port}"
         common = {"TANDEM_LOG_FORMAT": "json", **self.settings}
         self.targets = [
@@ -103,8 +103,10 @@ class Stack:
         self.drafts = [
             self._model_service("draft_service", "draft", self.draft_model, port, common) for port in draft_ports
         ]
-        self.target, self.draft = self.targets[0], self.drafts[0]
-        self.target_metrics_port, self.draft_metrics_port = self.target.metrics_port, self.draft.metrics_port
+        self.target, self.target_metrics_port = self.targets[0], self.targets[0].metrics_port
+        if self.drafts:  # else the gateway drafts
+            self.draft, self.draft_port = self.drafts[0], draft_ports[0]
+            self.draft_metrics_port = self.draft.metrics_port
         self.gateway = Service(
             "gateway",
             {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from draft_service.drafters.base import Drafted, Follower, FollowerSession
-from draft_service.drafters.lookup import LookupDrafter, LookupSession
-from tandem.types import DraftWish, SessionStart
+from draft_service.drafters.base import Follower, FollowerSession
+from tandem.lookup.drafter import LookupDrafter, LookupSession
+from tandem.types import Drafted, DraftWish, SessionStart
 
 
 class AutoDrafter:

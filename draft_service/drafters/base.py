@@ -6,19 +6,9 @@ Beside them: what a drafter may do for another one, and whom it tells what comes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
-from tandem.types import Draft, DraftWish, ServiceTimes, SessionStart
-
-
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """A draft, maybe empty, and what it took. `prepared`: all of it was there when it was asked for."""
-
-    draft: Draft
-    times: ServiceTimes = field(default_factory=ServiceTimes)
-    prepared: bool = False
+from tandem.types import Drafted, DraftWish, SessionStart
 
 
 class DrafterSession(Protocol):

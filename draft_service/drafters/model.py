@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from draft_service.drafters.base import Drafted, PreparationObserver, PreparedOutcome
+from draft_service.drafters.base import PreparationObserver, PreparedOutcome
 from draft_service.drafters.outcomes import Acceptance
 from draft_service.drafters.preparation import Drawn, Preparation, Preparer
 from tandem.engine.drafting import DraftedToken, Drafting, as_draft
 from tandem.engine.worker import Completed, Feed, Program, Worker
 from tandem.errors import OutOfStep
-from tandem.types import NO_DRAFT, DraftWish, SessionStart
+from tandem.types import NO_DRAFT, Drafted, DraftWish, SessionStart
 
 
 class Unobserved:

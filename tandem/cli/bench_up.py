@@ -51,10 +51,10 @@ def on_free_ports(options: UpOptions) -> UpOptions:
 
 def metrics_pages(options: UpOptions) -> dict[str, str]:
     """Of the model services, by name."""
-    return {
-        "target": f"http://127.0.0.1:{options.target_metrics_port}/metrics",
-        "draft": f"http://127.0.0.1:{options.draft_metrics_port}/metrics",
-    }
+    ports = {"target": options.target_metrics_port}
+    if options.has_draft_service:
+        ports["draft"] = options.draft_metrics_port
+    return {name: f"http://127.0.0.1:{port}/metrics" for name, port in ports.items()}
 
 
 def started_with(up: UpOptions) -> dict[str, Any]:

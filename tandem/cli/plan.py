@@ -1,4 +1,4 @@
-"""What `tandem up` runs: three command lines, their environments, and the ports they need. Pure."""
+"""What `tandem up` runs: two or three command lines, their environments, and the ports they need. Pure."""
 
 from __future__ import annotations
 
@@ -47,18 +47,23 @@ class UpOptions:
         return BUNDLED_DRAFT if self.bundled_draft and self.model == BUNDLED else ""
 
     @property
+    def has_draft_service(self) -> bool:
+        """Whether a model drafts, which takes a service of its own. The gateway looks n-grams up itself."""
+        return self.draft and bool(self.drafting_model)
+
+    @property
     def drafting_table(self) -> str:
-        """The draft service's table of n-grams; the bundled target has one, for where no model drafts."""
+        """The table of n-grams; the bundled target has one, for where no model drafts."""
         if self.draft_table is not None:
             return self.draft_table
         return BUNDLED if self.model == BUNDLED and not self.drafting_model else "none"
 
     @property
     def target_threads(self) -> int:
-        """All cores where the draft has no model: n-grams take microseconds. Else half: two must not share a core."""
+        """All cores where no model drafts: n-grams take microseconds. Else half: two must not share a core."""
         if self.threads is not None:
             return self.threads
-        return max(1, self.cores // 2) if self.draft and self.drafting_model else max(1, self.cores)
+        return max(1, self.cores // 2) if self.has_draft_service else max(1, self.cores)
 
     @property
     def draft_threads(self) -> int:
@@ -88,7 +93,7 @@ class UpOptions:
 
     @property
     def bundled_model_used(self) -> bool:
-        return self.model == BUNDLED or (self.draft and self.drafting_model in (BUNDLED, BUNDLED_DRAFT))
+        return self.model == BUNDLED or (self.has_draft_service and self.drafting_model in (BUNDLED, BUNDLED_DRAFT))
 
 
 def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[list[Service]]:
@@ -144,11 +149,13 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
             TANDEM_GATEWAY_HOST=options.host,
             TANDEM_GATEWAY_PORT=str(options.port),
             TANDEM_GATEWAY_TARGET_ADDRESSES=f"{_LOOPBACK}:{options.target_port}",
-            TANDEM_GATEWAY_DRAFT_ADDRESSES=f"{_LOOPBACK}:{options.draft_port}" if options.draft else "",
+            TANDEM_GATEWAY_DRAFT_ADDRESSES=f"{_LOOPBACK}:{options.draft_port}" if options.has_draft_service else "",
+            TANDEM_GATEWAY_LOOKUP=None if options.draft else "false",
+            TANDEM_GATEWAY_TABLE=options.draft_table,
             TANDEM_GATEWAY_SHUTDOWN_GRACE_SECONDS=grace,
         ),
     )
-    return [[target, draft] if options.draft else [target], [gateway]]
+    return [[target, draft] if options.has_draft_service else [target], [gateway]]
 
 
 def plan_ports(options: UpOptions) -> list[PortUse]:
@@ -165,7 +172,7 @@ def plan_ports(options: UpOptions) -> list[PortUse]:
             port_option="--target-metrics-port",
         ),
     ]
-    if options.draft:
+    if options.has_draft_service:
         uses += [
             PortUse(host=_LOOPBACK, port=options.draft_port, purpose="the draft", port_option="--draft-port"),
             PortUse(

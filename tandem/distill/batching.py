@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.sampling import likeliest
+from tandem.randomness import Purpose, uniform
 
 _LOOP_CHECK: Final = 8  # every so many tokens
 _LONGEST_LOOP: Final = 40

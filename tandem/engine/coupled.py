@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import torch
 
 from tandem.engine.outcome import Outcome, origin_of
-from tandem.engine.randomness import token_uniforms
 from tandem.engine.sampling import lazy_laws, likeliest
+from tandem.randomness import token_uniforms
 from tandem.types import SamplingParams
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tandem.engine.draft_law import SparseLaw
+from tandem.draft_law import SparseLaw
 
 _COLUMNS = 3  # before the draft's law
 

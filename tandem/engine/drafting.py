@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tandem.draft_law import SparseLaw, draw_sparse, pack
 from tandem.engine.coupled import scores
-from tandem.engine.draft_law import SparseLaw, draw_sparse, pack
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.sampling import adjusted_logits, law, likeliest, on_host, top_law
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program
+from tandem.randomness import Purpose, uniform
 from tandem.types import Draft, SessionStart, Verification
 
 Guess = tuple[int, float]  # a token, and how likely it is, of those that are likely at all

@@ -14,11 +14,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tandem.draft_law import SparseLaw
 from tandem.engine import device_rejection
-from tandem.engine.draft_law import SparseLaw
 from tandem.engine.outcome import Outcome, origin_of
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.sampling import draw, law, lazy_laws, likeliest, on_host
+from tandem.randomness import Purpose, uniform
 from tandem.types import SamplingParams
 
 

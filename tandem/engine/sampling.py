@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tandem.engine.draft_law import SparseLaw
+from tandem.draft_law import SparseLaw
 from tandem.types import SamplingParams
 
 # The first guess at how much less probable than the likeliest a token may be and still be among the top ones.

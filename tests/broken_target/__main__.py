@@ -14,11 +14,11 @@ from unittest import mock
 
 import torch
 
-from tandem.engine.draft_law import SparseLaw
+from tandem.draft_law import SparseLaw
 from tandem.engine.outcome import Outcome, origin_of
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.rejection import RejectionRule, verify
 from tandem.engine.sampling import draw, law
+from tandem.randomness import Purpose, uniform
 from tandem.rpc.launch import launch
 from tandem.types import SamplingParams, TokenOrigin
 from target_service.__main__ import serve

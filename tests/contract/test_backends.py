@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import grpc
 import pytest
 
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.servicer import DraftServicer
 from gateway.backends import Drafts, Target
 from gateway.draft_length import FixedLength
 from gateway.fleet import Fleet
 from gateway.speculate import SpeculationPlan, speculate
+from tandem.lookup.drafter import LookupDrafter
 from tandem.rpc.sessions import SessionSlots
 from tandem.service_metrics import ServiceMetrics
 from tandem.types import (

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.servicer import DraftServicer
+from tandem.lookup.drafter import LookupDrafter
 from tandem.rpc import codec
 from tandem.rpc.sessions import SessionSlots
 from tandem.service_metrics import ServiceMetrics

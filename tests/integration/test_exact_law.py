@@ -22,14 +22,14 @@ import torch
 
 import target_service.verifier
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
+from tandem.draft_law import SparseLaw
 from tandem.engine import rejection
-from tandem.engine.draft_law import SparseLaw
 from tandem.engine.outcome import Outcome, origin_of
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.rejection import RejectionRule
 from tandem.engine.sampling import adjusted_logits, draw, law
+from tandem.lookup.drafter import LookupDrafter
+from tandem.randomness import Purpose, uniform
 from tandem.types import Draft, SamplingParams, SessionStart, Verification
 from target_service.verifier import Verifier
 from tests.in_process import FunctionDrafter, InProcessDrafts, InProcessTarget, Question, rounds_of, working_on

@@ -18,9 +18,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from tandem.engine.torch_runner import TorchRunner
+from tandem.lookup.drafter import LookupDrafter
 from tandem.types import SamplingParams, SessionStart, TokenLogprob, Verification
 from target_service.verifier import Verifier
 from tests.in_process import InProcessDrafts, InProcessTarget, adversaries, speak, working_on

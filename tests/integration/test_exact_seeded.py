@@ -31,7 +31,6 @@ from transformers import LlamaForCausalLM
 import target_service.verifier
 from draft_service.drafters.auto import AutoDrafter
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from tandem.engine.coupled import choose
 from tandem.engine.outcome import Outcome, origin_of
@@ -39,6 +38,7 @@ from tandem.engine.runner import ModelRunner
 from tandem.engine.sampling import adjusted_logits, law
 from tandem.engine.torch_runner import TorchRunner
 from tandem.engine.worker import Worker
+from tandem.lookup.drafter import LookupDrafter
 from tandem.types import DraftlessReason, SamplingParams, SessionStart, Verification
 from target_service.verifier import Verifier
 from tests.in_process import (

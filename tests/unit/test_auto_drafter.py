@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service.drafters.auto import AutoDrafter, AutoSession
-from draft_service.drafters.base import Drafted
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from tandem.errors import OutOfStep
-from tandem.types import Draft, DraftWish, SamplingParams, ServiceTimes, SessionStart
+from tandem.lookup.drafter import LookupDrafter
+from tandem.types import Draft, Drafted, DraftWish, SamplingParams, ServiceTimes, SessionStart
 from tests.toy_models import ToyModel, ToyRunner, held_blocks, working
 
 SEEDED = settings(max_examples=200, deadline=None, derandomize=True, database=None)

@@ -16,7 +16,7 @@ def planned(options: UpOptions, environment: dict[str, str] | None = None) -> di
 
 
 def test_three_services_and_only_the_draft_may_end() -> None:
-    services = planned(UpOptions())
+    services = planned(UpOptions(draft_model="small"))
     assert [(name, service.essential) for name, service in services.items()] == [
         ("target", True),
         ("draft", False),
@@ -31,7 +31,7 @@ def test_three_services_and_only_the_draft_may_end() -> None:
 
 def test_model_services_get_the_threads_that_were_asked_for() -> None:
     for threads in (1, 3):
-        services = planned(UpOptions(threads=threads))
+        services = planned(UpOptions(draft_model="small", threads=threads))
         for name in ("target", "draft"):
             environment = services[name].environment
             assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == str(threads)
@@ -43,8 +43,8 @@ def test_model_services_get_the_threads_that_were_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "cores", "target", "draft"),
     [
-        ({}, 2, "2", "1"),  # n-grams need no core of their own
-        ({}, 1, "1", "1"),
+        ({}, 2, "2", None),  # n-grams need no core of their own
+        ({}, 1, "1", None),
         ({"draft": False}, 8, "8", None),
         ({"draft_model": "small"}, 2, "1", "1"),
         ({"draft_layers": 4}, 8, "4", "4"),
@@ -62,7 +62,7 @@ def test_the_cores_are_divided_between_models(
 
 def test_what_was_not_chosen_is_left_to_the_environment() -> None:
     environment = {"TANDEM_TARGET_DTYPE": "float32", "TANDEM_DRAFT_DEVICE": "cuda:1", "PATH": "/bin"}
-    services = planned(UpOptions(device=None), environment)
+    services = planned(UpOptions(draft_model="small", device=None), environment)
     assert services["target"].environment["TANDEM_TARGET_DTYPE"] == "float32"
     assert services["draft"].environment["TANDEM_DRAFT_DEVICE"] == "cuda:1"
     assert "TANDEM_TARGET_DEVICE" not in services["target"].environment
@@ -70,40 +70,40 @@ def test_what_was_not_chosen_is_left_to_the_environment() -> None:
 
 
 def test_the_two_models_may_have_two_devices() -> None:
-    services = planned(UpOptions(device="cuda:0", draft_device="cuda:1"))
+    services = planned(UpOptions(draft_model="small", device="cuda:0", draft_device="cuda:1"))
     assert services["target"].environment["TANDEM_TARGET_DEVICE"] == "cuda:0"
     assert services["draft"].environment["TANDEM_DRAFT_DEVICE"] == "cuda:1"
-    assert planned(UpOptions(device="cpu"))["draft"].environment["TANDEM_DRAFT_DEVICE"] == "cpu"
+    assert planned(UpOptions(draft_model="small", device="cpu"))["draft"].environment["TANDEM_DRAFT_DEVICE"] == "cpu"
 
 
 @pytest.mark.parametrize(
-    ("options", "branches"),
+    ("chosen", "branches"),
     [
-        (UpOptions(cores=1), "0"),
-        (UpOptions(cores=2), None),
-        (UpOptions(cores=1, threads=4), None),  # the user knows better how many there are
-        (UpOptions(cores=8, device="cuda:0"), "0"),
-        (UpOptions(cores=8, device="cuda:0", draft_device="cuda:0"), "0"),
-        (UpOptions(cores=8, device="cuda:0", draft_device="cuda:1"), None),
-        (UpOptions(cores=8, device="cuda:0", draft_device="cpu"), None),
+        ({"cores": 1}, "0"),
+        ({"cores": 2}, None),
+        ({"cores": 1, "threads": 4}, None),  # the user knows better how many there are
+        ({"cores": 8, "device": "cuda:0"}, "0"),
+        ({"cores": 8, "device": "cuda:0", "draft_device": "cuda:0"}, "0"),
+        ({"cores": 8, "device": "cuda:0", "draft_device": "cuda:1"}, None),
+        ({"cores": 8, "device": "cuda:0", "draft_device": "cpu"}, None),
     ],
 )
-def test_drafts_are_not_prepared_on_the_targets_own_device(options: UpOptions, branches: str | None) -> None:
+def test_drafts_are_not_prepared_on_the_targets_own_device(chosen: dict[str, Any], branches: str | None) -> None:
+    options = UpOptions(draft_model="small", **chosen)
     assert planned(options)["draft"].environment.get("TANDEM_DRAFT_PREPARED_BRANCHES") == branches
-    chosen = planned(options, {"TANDEM_DRAFT_PREPARED_BRANCHES": "3"})
-    assert chosen["draft"].environment["TANDEM_DRAFT_PREPARED_BRANCHES"] == "3"
+    told = planned(options, {"TANDEM_DRAFT_PREPARED_BRANCHES": "3"})
+    assert told["draft"].environment["TANDEM_DRAFT_PREPARED_BRANCHES"] == "3"
 
 
 @pytest.mark.parametrize(
     ("options", "model", "layers"),
     [
-        (UpOptions(model="big"), "", None),
         (UpOptions(model="big", draft_model="small"), "small", None),
         (UpOptions(model="big", draft_layers=4), "big", "4"),
         (UpOptions(model="big", draft_model="small", draft_layers=2), "small", "2"),
     ],
 )
-def test_the_drafts_model_is_none_the_named_one_or_a_part_of_the_target(
+def test_the_drafts_model_is_the_named_one_or_a_part_of_the_target(
     options: UpOptions, model: str, layers: str | None
 ) -> None:
     environment = planned(options)["draft"].environment
@@ -112,24 +112,32 @@ def test_the_drafts_model_is_none_the_named_one_or_a_part_of_the_target(
 
 
 def test_the_gateway_is_told_where_the_services_are() -> None:
-    environment = planned(UpOptions(target_port=1, draft_port=2, port=3, host="0.0.0.0"))["gateway"].environment  # noqa: S104
+    environment = planned(
+        UpOptions(target_port=1, draft_model="small", draft_port=2, port=3, host="0.0.0.0")  # noqa: S104
+    )["gateway"].environment
     assert environment["TANDEM_GATEWAY_TARGET_ADDRESSES"] == "127.0.0.1:1"
     assert environment["TANDEM_GATEWAY_DRAFT_ADDRESSES"] == "127.0.0.1:2"
     assert environment["TANDEM_GATEWAY_PORT"] == "3"
     assert environment["TANDEM_GATEWAY_HOST"] == "0.0.0.0"  # noqa: S104
 
 
-def test_without_a_draft_nothing_of_it_is_started_or_asked_for() -> None:
-    options = UpOptions(draft=False)
+@pytest.mark.parametrize("draft", [True, False])
+def test_where_no_model_drafts_the_gateway_does_or_nobody(draft: bool) -> None:
+    options = UpOptions(draft=draft, draft_table="mine")
     services = planned(options)
     assert list(services) == ["target", "gateway"]
-    assert services["gateway"].environment["TANDEM_GATEWAY_DRAFT_ADDRESSES"] == ""
+    environment = services["gateway"].environment
+    assert environment["TANDEM_GATEWAY_DRAFT_ADDRESSES"] == ""
+    assert environment.get("TANDEM_GATEWAY_LOOKUP") == (None if draft else "false")
+    assert environment["TANDEM_GATEWAY_TABLE"] == "mine"
     assert len(plan_ports(options)) == 3
-    assert len(plan_ports(UpOptions())) == 5
+    assert len(plan_ports(UpOptions(draft_model="small"))) == 5
 
 
 def test_every_port_in_the_plan_is_one_that_a_service_gets() -> None:
-    options = UpOptions(port=1, target_port=2, draft_port=3, target_metrics_port=4, draft_metrics_port=5)
+    options = UpOptions(
+        draft_model="small", port=1, target_port=2, draft_port=3, target_metrics_port=4, draft_metrics_port=5
+    )
     told = {
         value
         for service in planned(options).values()

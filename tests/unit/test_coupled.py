@@ -17,8 +17,8 @@ from scipy import stats
 from tandem.engine import coupled
 from tandem.engine.coupled import choose, exponentials, verify_coupled
 from tandem.engine.outcome import Outcome
-from tandem.engine.randomness import MAX_SEED, Purpose, uniform
 from tandem.engine.sampling import law
+from tandem.randomness import MAX_SEED, Purpose, uniform
 from tandem.types import SamplingParams, TokenOrigin
 from tests.toy_models import FALSE_ALARM, FloatArray, misfit, smallest_visible_error
 

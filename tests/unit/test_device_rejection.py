@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tandem.draft_law import SparseLaw, draw_sparse
 from tandem.engine import device_rejection, rejection, sampling
-from tandem.engine.draft_law import SparseLaw, draw_sparse
 from tandem.engine.outcome import Outcome
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.rejection import verify
 from tandem.engine.sampling import law, top_law
+from tandem.randomness import Purpose, uniform
 from tandem.types import SamplingParams, TokenOrigin
 
 VOCAB = 40

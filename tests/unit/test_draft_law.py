@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.draft_law import MalformedDraft, SparseLaw, draw_sparse, pack, unpack
-from tandem.engine.randomness import Purpose, uniform
+from tandem.draft_law import MalformedDraft, SparseLaw, draw_sparse, pack, unpack
 from tandem.engine.sampling import top_law
+from tandem.randomness import Purpose, uniform
 from tandem.types import Draft, PackedLaw
 from tests.toy_models import FALSE_ALARM, misfit, smallest_visible_error
 

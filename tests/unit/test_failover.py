@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from draft_service.drafters.base import Drafter
-from draft_service.drafters.lookup import LookupDrafter
 from draft_service.drafters.model import ModelDrafter
 from gateway.backends import Target, TargetSession
 from gateway.failover import FailoverReason, FailoverTarget
@@ -23,6 +22,7 @@ from tandem.errors import (
     TimedOut,
     Unavailable,
 )
+from tandem.lookup.drafter import LookupDrafter
 from tandem.types import NO_DRAFT, Draft, SamplingParams, SessionStart, Verdict, Verification
 from target_service.verifier import Verifier
 from tests.fakes import ScriptedTarget, alphabet

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters.looked_up_law import draw, shaped
-from draft_service.drafters.lookup import LookupDrafter
+from tandem.draft_law import SparseLaw, unpack
 from tandem.engine.coupled import choose
-from tandem.engine.draft_law import SparseLaw, unpack
 from tandem.engine.sampling import adjusted_logits, law
+from tandem.lookup.drafter import LookupDrafter
+from tandem.lookup.law import draw, shaped
 from tandem.types import DraftWish, SamplingParams, SessionStart, Verification
 from tests.toy_models import FALSE_ALARM, ToyModel, misfit
 from tests.toy_tables import table_of

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters.lookup import LookupDrafter, LookupSession
 from tandem.errors import OutOfStep
+from tandem.lookup.drafter import LookupDrafter, LookupSession
 from tandem.types import DraftWish, SamplingParams, SessionStart
 
 SEEDED = settings(max_examples=200, deadline=None, derandomize=True, database=None)

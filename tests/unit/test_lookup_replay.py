@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lookup_replay import Answer, Tally, match_table, read_answers, replay, runs_by_match, settings_table
-from draft_service.drafters.lookup import LookupDrafter
+from tandem.lookup.drafter import LookupDrafter
 
 # The first answer token comes without a draft; then 3 is found behind 1, 2, and what follows the answer's 9 is not.
 ANSWER = Answer(prompt_ids=(1, 2, 3, 4, 5, 6, 1), answer_ids=(2, 3, 4, 9, 8))

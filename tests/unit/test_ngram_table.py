@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draft_service.drafters.lookup import LookupDrafter
 from tandem.distill.ngrams import hits, learn
 from tandem.errors import InvalidRequest, OutOfStep
+from tandem.lookup.drafter import LookupDrafter
 from tandem.ngram_table import Contexts, NgramTable, Origin
 from tandem.types import DraftWish, SamplingParams, SessionStart
 from tests.toy_tables import example

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from draft_service.drafters.auto import AutoDrafter
-from draft_service.drafters.base import Drafted, DrafterSession
-from draft_service.drafters.lookup import LookupDrafter
+from draft_service.drafters.base import DrafterSession
 from draft_service.drafters.model import ModelDrafter, ModelDrafterSession
 from draft_service.drafters.preparation import Preparation
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program, Worker
 from tandem.errors import OutOfStep
-from tandem.types import DraftWish, SamplingParams, SessionStart, Verification
+from tandem.lookup.drafter import LookupDrafter
+from tandem.types import Drafted, DraftWish, SamplingParams, SessionStart, Verification
 from tests.toy_models import ToyModel, ToyRunner, held_blocks, until_idle, working
 
 MODEL = ToyModel(vocab_size=9, seed=1)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from tandem.engine.randomness import MAX_SEED, Purpose, uniform
+from tandem.randomness import MAX_SEED, Purpose, uniform
 
 FALSE_ALARM = 1e-6
 NUM = 40_000

@@ -16,12 +16,12 @@ import pytest
 import torch
 from scipy.stats import qmc
 
+from tandem.draft_law import SparseLaw, draw_sparse
 from tandem.engine import rejection
-from tandem.engine.draft_law import SparseLaw, draw_sparse
 from tandem.engine.outcome import Outcome
-from tandem.engine.randomness import Purpose, uniform
 from tandem.engine.rejection import verify
 from tandem.engine.sampling import law, top_law
+from tandem.randomness import Purpose, uniform
 from tandem.types import SamplingParams, TokenOrigin
 from tests.toy_models import FALSE_ALARM, FloatArray, misfit, reference_law, smallest_visible_error
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import draft_service.suffix_automaton
-from draft_service.suffix_automaton import Match, SuffixAutomaton
+import tandem.lookup.suffix_automaton
+from tandem.lookup.suffix_automaton import Match, SuffixAutomaton
 
 SEEDED = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 
@@ -96,7 +96,7 @@ def lines_run(tokens: Sequence[int]) -> int:
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal count
-        if frame.f_code.co_filename != draft_service.suffix_automaton.__file__:
+        if frame.f_code.co_filename != tandem.lookup.suffix_automaton.__file__:
             return None
         count += event == "line"
         return trace

@@ -21,17 +21,27 @@ import pytest
 import torch
 
 from draft_service.drafters.auto import AutoDrafter, AutoSession
-from draft_service.drafters.base import Drafted, Drafter, DrafterSession
-from draft_service.drafters.lookup import LookupDrafter
+from draft_service.drafters.base import Drafter, DrafterSession
 from draft_service.drafters.model import ModelDrafter
 from gateway.peer_text import PeerText
+from tandem.draft_law import SparseLaw, pack
 from tandem.engine.block_pool import BlockPool
-from tandem.engine.draft_law import SparseLaw, pack
 from tandem.engine.outcome import Outcome
 from tandem.engine.rejection import verify
 from tandem.engine.worker import Worker
 from tandem.errors import ContextTooLong, InternalError, InvalidRequest, OutOfStep, Overloaded, TandemError
-from tandem.types import NO_DRAFT, Draft, DraftWish, PackedLaw, SamplingParams, SessionStart, TokenOrigin, Verdict
+from tandem.lookup.drafter import LookupDrafter
+from tandem.types import (
+    NO_DRAFT,
+    Draft,
+    Drafted,
+    DraftWish,
+    PackedLaw,
+    SamplingParams,
+    SessionStart,
+    TokenOrigin,
+    Verdict,
+)
 from target_service.verifier import Verifier, VerifierSession
 from tests.toy_models import (
     FALSE_ALARM,

@@ -6,7 +6,7 @@ Token by token, the likelier of two guesses is taken:
 * what the target tends to say after the last few tokens (tandem/ngram_table.py), told by the table's certainty;
 
 each also by whether the other one says the same. How likely they are is what has come in the place of such guesses so
-far (draft_service/certainty.py). A draft ends where all of it is less likely to stand than is worth its time.
+far (tandem/lookup/certainty.py). A draft ends where all of it is less likely to stand than is worth its time.
 
 Where the request samples, the table's guess is drawn from its law, which is accepted more often than its likeliest
 token would be. Which guess is taken, and where the draft ends, is decided before the draw.
@@ -20,14 +20,13 @@ from typing import Literal
 
 import numpy as np
 
-from draft_service.certainty import Certainty, Experience
-from draft_service.drafters.base import Drafted
-from draft_service.drafters.looked_up_law import draw, shaped
-from draft_service.suffix_automaton import Reader, SuffixAutomaton
-from tandem.engine.draft_law import SparseLaw, pack
+from tandem.draft_law import SparseLaw, pack
 from tandem.errors import OutOfStep
+from tandem.lookup.certainty import Certainty, Experience
+from tandem.lookup.law import draw, shaped
+from tandem.lookup.suffix_automaton import Reader, SuffixAutomaton
 from tandem.ngram_table import NgramTable
-from tandem.types import NO_DRAFT, Draft, DraftWish, PackedLaw, SessionStart, Verification
+from tandem.types import NO_DRAFT, Draft, Drafted, DraftWish, PackedLaw, SessionStart, Verification
 
 # Matches from so many tokens on are of one kind; and how often the next token is right there, in greedy answers of the
 # bundled model (docs/decisions/0007).

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from tandem.engine.draft_law import SparseLaw, draw_sparse
-from tandem.engine.randomness import Purpose, renewed_uniform, uniforms_of
+from tandem.draft_law import SparseLaw, draw_sparse
+from tandem.randomness import Purpose, renewed_uniform, uniforms_of
 from tandem.types import SamplingParams, SessionStart, Verification
 
 FloatArray = npt.NDArray[np.float64]
