@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.engine.openvino_runner import EXACT, OpenVinoPrecision, OpenVinoRunner, choose_precision
+from tandem.engine.openvino_steps import affordable_sizes
 from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import InvalidRequest
@@ -226,6 +227,26 @@ def test_layers_that_are_not_there_are_refused(hf_folder: Path) -> None:
         with pytest.raises(InvalidRequest, match="between 1 and the model's 3") as caught:
             openvino_runner(gguf_files(hf_folder, "Q8_0"), num_layers=num_layers)
         assert caught.value.param == "num_layers"
+
+
+def test_steps_are_filled_up_to_the_next_size_that_has_a_graph(hf_folder: Path) -> None:
+    runner = openvino_runner(gguf_files(hf_folder, "Q8_0"), attends_in_blocks=True, fixed_step_bytes=1 << 30)
+    sizes = [runner.step_size(1, tokens_each=1 + k) for k in range(10)]
+    assert sizes == [2, 2, 4, 4, 6, 6, 9, 9, 9, 16]
+    assert [runner.step_size(n, tokens_each=3) for n in (8, 10, 12)] == [24, 32, 40]
+    runner.forward(ragged([(TEXT[:5], PROMPT, [0, 1, 2])]))
+    assert runner.last_step_size == 6
+    runner.forward(ragged([(TEXT[:2], PROMPT, [0, 1, 2])]))
+    assert runner.last_step_size == 2  # with open shapes the last size would be kept
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "sizes"), [(0, ()), (139, ()), (140, (1,)), (600, (1, 4, 9, 6)), (10_000, None)]
+)
+def test_as_many_sizes_have_a_graph_as_there_is_memory_for(most_bytes: int, sizes: tuple[int, ...] | None) -> None:
+    found = affordable_sizes(least_size=1, weights_bytes=100, most_bytes=most_bytes)
+    assert found == (sizes or found)
+    assert len(set(found)) == len(found) <= 7
 
 
 def test_sizes_are_what_the_cache_and_the_tokenizer_allow(hf_folder: Path) -> None:
