@@ -106,6 +106,11 @@ def _docker(command: Command, _folder: Path) -> None:
     missing = profiles - {profile for service in services.values() for profile in service.get("profiles", ())}
     _need(not missing, f"no service has the profile {missing}")
     _need(words and words[0] in _COMPOSE, f"unknown to this test: docker compose {' '.join(words)}")
+    if words[0] == "up" and "--scale" in words:
+        at = words.index("--scale")
+        name, _, count = words[at + 1].partition("=")
+        _need(name in services and count.isdecimal(), f"--scale takes a service and a number, not {words[at + 1]}")
+        del words[at : at + 2]
     for word in words[1:]:
         _need(word in services or word in _COMPOSE[words[0]], f"neither service nor option: {word}")
 

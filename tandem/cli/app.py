@@ -150,7 +150,7 @@ def _up(
         bool, typer.Option("--detach", help="Return once it serves, and go on in the background.")
     ] = False,
 ) -> None:
-    """Serve a model on this machine: target, draft and gateway. Ctrl-C ends all three.
+    """Serve a model on this machine: target, gateway and, where a model drafts, draft. Ctrl-C ends all.
 
     What has no option here is set by the services' own variables (TANDEM_TARGET_..., TANDEM_DRAFT_...,
     TANDEM_GATEWAY_..., TANDEM_LOG_LEVEL).

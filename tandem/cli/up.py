@@ -1,4 +1,4 @@
-"""`tandem up`: the three services on this machine, from the first check to the last process gone.
+"""`tandem up`: the services on this machine, from the first check to the last process gone.
 
 1. Ports that are in use are reported before anything starts.
 2. The bundled model is fetched, where it is used and not there yet.

@@ -23,7 +23,7 @@ from target_service.settings import TargetSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILES = ("docker-compose.yml", "docker-compose.gpu.yml", "docker-compose.secure.yml")
-VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}")
 MODEL_SERVICES = ("target", "draft")
 OURS = ("models", *MODEL_SERVICES, "gateway")
 

@@ -74,8 +74,10 @@ class Bench:
         }
 
     def up(self, *options: str, **environment: str) -> subprocess.Popen[str]:
+        """Three services, unless the options say something of the draft."""
+        draft = () if any("draft" in option for option in options) else ("--draft-model", "small")
         return subprocess.Popen(
-            [*_tandem("up"), *self._ports, *options],
+            [*_tandem("up"), *self._ports, *draft, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -236,10 +238,11 @@ def test_a_degraded_gateway_serves_and_the_reason_is_shown(bench: Bench) -> None
     assert process.returncode == 0
 
 
-def test_without_a_draft_none_is_started(bench: Bench) -> None:
-    with _ended(bench.up("--no-draft", FAKE_STATUS="degraded")) as process:
+@pytest.mark.parametrize(("options", "is_plain"), [(["--no-draft"], True), (["--draft-table", "none"], False)])
+def test_without_a_draft_model_no_draft_service_is_started(bench: Bench, options: list[str], is_plain: bool) -> None:
+    with _ended(bench.up(*options, FAKE_STATUS="degraded" if is_plain else "ready")) as process:
         shown = _read_until_served(process, num_services=2)
-        assert "Without a draft: plain decoding." in shown
+        assert ("Without a draft: plain decoding." in shown) == is_plain
         process.terminate()
         process.communicate(timeout=30)
 
