@@ -119,7 +119,10 @@ def distill(
             seed=seed,
         ),
         engine=EngineSettings(
-            device=device, threads=threads or available_cores(), kv_cache_bytes=round(kv_cache_gib * 2**30)
+            device=device,
+            threads=threads or available_cores(),
+            kv_cache_bytes=round(kv_cache_gib * 2**30),
+            fixed_step_bytes=0,  # its batches are larger than any fixed size
         ),
     )
     raise typer.Exit(run(options))
