@@ -13,7 +13,7 @@ from draft_service.metrics import PreparationMetrics
 from draft_service.servicer import DraftServicer
 from draft_service.settings import DraftSettings
 from tandem.errors import InvalidRequest
-from tandem.lookup.drafter import LookupDrafter
+from tandem.lookup.drafter import lookup_drafters
 from tandem.models.bundled_table import find_table, table_info
 from tandem.ngram_table import NgramTable
 from tandem.rpc.launch import launch
@@ -35,15 +35,11 @@ async def serve() -> None:
     tracing = start_tracing("draft", TracingSettings())
     metrics = ServiceMetrics()
     metrics_port = metrics.serve(host=settings.host, port=settings.metrics_port)
-    ngram = LookupDrafter(min_match=settings.min_ngram, least_certainty=settings.least_certainty)
-    drafters: dict[str, Drafter] = {"ngram": ngram}
     table = find_table(settings.table, target_model=settings.target_model)
     if table is not None:
         log.info("table", contexts=table.num_contexts, answer_tokens=table.origin.num_answer_tokens)
-        drafters["table"] = LookupDrafter(min_match=None, table=table, least_certainty=settings.least_certainty)
-        drafters["auto"] = LookupDrafter(
-            min_match=settings.min_ngram, table=table, least_certainty=settings.least_certainty
-        )
+    lookups = lookup_drafters(table, min_match=settings.min_ngram, least_certainty=settings.least_certainty)
+    drafters: dict[str, Drafter] = {**lookups}
     engine = pulse = None
     if settings.model:
         # Imported here: without a model nothing needs torch, and the service starts in half a second, in 70 MB.
@@ -70,7 +66,7 @@ async def serve() -> None:
             observer=PreparationMetrics(metrics.registry),
         )
         drafters["model" if settings.num_layers is None else "layer_skip"] = model
-        drafters["auto"] = AutoDrafter(lookup=ngram, model=model, min_match=settings.auto_match)
+        drafters["auto"] = AutoDrafter(lookup=lookups["ngram"], model=model, min_match=settings.auto_match)
     model_info = _model_info(None if engine is None else engine.info, table)
     metrics.describe(model_info, threads=settings.threads, drafters=tuple(drafters))
     try:

@@ -100,6 +100,7 @@ def _lookup(settings: Settings) -> LookupDrafts | None:
     if settings.draft_addresses or not settings.lookup:
         return None
     return LookupDrafts(
+        # Which target it is, is known when that is reached; until then it may be the bundled one.
         table=find_table(settings.table, target_model=BUNDLED),
         only_its_model=settings.table == "auto",
         max_draft_tokens=settings.max_num_draft_tokens,

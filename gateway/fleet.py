@@ -46,7 +46,8 @@ class Fleet:
         lookup: LookupDrafts | None = None,
         credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """`failover_seconds`: how long a request does without any target. `lookup` drafts where `drafts` is empty."""
+        """`failover_seconds`: how long a request does without any target. `lookup` drafts in the place of
+        draft services, of which there are none then."""
         self._served: ServedModel | None = None
         self._accepting = asyncio.Lock()  # the first target sets what the others are compared with
         self._targets = [
@@ -79,7 +80,7 @@ class Fleet:
         self.target = FailoverTarget(
             GrpcTargets(self._targets, deadlines), limit_seconds=failover_seconds, observe=observe_failover
         )
-        self._lookup = None if drafts else lookup
+        self._lookup = lookup
         self.drafts: Drafts = self._lookup or GrpcDrafts(self._drafts, deadlines, observe=observe_draft_fault)
 
     async def start(self) -> None:

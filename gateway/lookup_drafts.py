@@ -14,7 +14,7 @@ import structlog
 
 from gateway.backends import Proposal
 from gateway.peer_text import PeerText
-from tandem.lookup.drafter import LookupDrafter, LookupSession
+from tandem.lookup.drafter import LookupDrafter, LookupSession, lookup_drafters
 from tandem.models.bundled_table import table_info
 from tandem.ngram_table import NgramTable
 from tandem.types import DraftInfo, DraftlessReason, DraftWish, SessionStart, TargetInfo
@@ -32,7 +32,7 @@ class LookupDrafts:
         self._table = table
         self._only_its_model = only_its_model
         self._max_draft_tokens = max_draft_tokens
-        self._drafters = _drafters(table)
+        self._drafters = lookup_drafters(table, least_certainty=_LEAST_CERTAINTY)
 
     def serve(self, target: TargetInfo) -> None:
         """Draft for this target. A table that does not go with it is left out."""
@@ -42,7 +42,7 @@ class LookupDrafts:
         is_its_model = made_for.model_id == served.model_id or not self._only_its_model
         if is_its_model and made_for.tokenizer_fingerprint == served.tokenizer_fingerprint:
             return
-        self._table, self._drafters = None, _drafters(None)
+        self._table, self._drafters = None, lookup_drafters(None, least_certainty=_LEAST_CERTAINTY)
         if not self._only_its_model:
             structlog.get_logger().warning(
                 "table_left_out", made_for=made_for.model_id, target=served.model_id, remedy="tandem distill"
@@ -100,11 +100,3 @@ class LookupDraftSession:
         if self._opening is not None:
             self._opening.cancel()
         self._session = self._opening = None
-
-
-def _drafters(table: NgramTable | None) -> dict[str, LookupDrafter]:
-    drafters = {"ngram": LookupDrafter(least_certainty=_LEAST_CERTAINTY)}
-    if table is not None:
-        drafters["table"] = LookupDrafter(min_match=None, table=table, least_certainty=_LEAST_CERTAINTY)
-        drafters["auto"] = LookupDrafter(table=table, least_certainty=_LEAST_CERTAINTY)
-    return drafters

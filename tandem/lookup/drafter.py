@@ -86,6 +86,17 @@ class LookupDrafter:
         )
 
 
+def lookup_drafters(
+    table: NgramTable | None, *, min_match: int = 1, least_certainty: float
+) -> dict[str, LookupDrafter]:
+    """All there are, by name: `ngram`, and with a table `table`, and `auto`, which is both."""
+    drafters = {"ngram": LookupDrafter(min_match=min_match, least_certainty=least_certainty)}
+    if table is not None:
+        drafters["table"] = LookupDrafter(min_match=None, table=table, least_certainty=least_certainty)
+        drafters["auto"] = LookupDrafter(min_match=min_match, table=table, least_certainty=least_certainty)
+    return drafters
+
+
 class LookupSession:
     """A text, and guesses behind it, which are not indexed until they stand.
 

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.lookup_drafts import LookupDrafts
 from tandem.distill.ngrams import learn
 from tandem.ngram_table import NgramTable, Origin
-from tandem.types import DraftlessReason, DraftWish, ModelInfo, SamplingParams, SessionStart, TargetInfo
+from tandem.types import DraftlessReason, DraftWish, SamplingParams, SessionStart, TargetInfo
+from tests.toy_services import INFO
 from tests.toy_tables import example
 
 FINGERPRINT = "f" * 64
 
 
 def target(model_id: str = "toy", fingerprint: str = FINGERPRINT) -> TargetInfo:
-    return TargetInfo(
-        model=ModelInfo(
-            model_id=model_id,
-            revision="",
-            vocab_size=50,
-            tokenizer_fingerprint=fingerprint,
-            context_length=100,
-            device="cpu",
-            dtype="float32",
-            engine="torch",
-        ),
-        end_token_ids=(0,),
-        max_sessions=1,
-    )
+    model = replace(INFO, model_id=model_id, tokenizer_fingerprint=fingerprint)
+    return TargetInfo(model=model, end_token_ids=(0,), max_sessions=1)
 
 
 def table() -> NgramTable:
