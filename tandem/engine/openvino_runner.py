@@ -8,7 +8,6 @@ cuts in the graph: logits only for the rows asked for, and, on request, after th
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 import torch
-from openvino import opset13
-from openvino._offline_transformations import paged_attention_transformation
 
 from tandem.engine.continuations import filled_up, in_blocks, one_by_one
-from tandem.engine.openvino_head import keep_tokens
+from tandem.engine.openvino_graph import CACHE, ROWS, paged_graph, rounding_group
 from tandem.engine.openvino_steps import CompiledSteps, affordable_sizes
 from tandem.engine.partial_head import spread
 from tandem.engine.runner import Int32Array, RaggedBatch
 from tandem.errors import InvalidRequest
 
 _BLOCK_SIZE = 32  # tokens; fixed in OpenVINO's CPU plug-in
-_ROWS = "tandem_logits_rows"
-_CACHE = re.compile(r"(?P<kind>key|value)_cache\.(?P<layer>\d+)")
-_LAYER_OUTPUT = "model.layers.self_attn.add1.layer{}"  # the residual stream after a layer, as GenAI's reader names it
 _STORED_AS: dict[str, type[np.generic]] = {"f32": np.float32, "bf16": np.uint16, "f16": np.uint16, "u8": np.uint8}
 
 _AnyArray = npt.NDArray[np.generic]
@@ -57,7 +51,6 @@ class OpenVinoPrecision:
 EXACT = OpenVinoPrecision(inference="f32", kv_cache="f32", rounds_activations=False)
 _FAST_FLOAT32 = OpenVinoPrecision(inference="f32", kv_cache="f16", rounds_activations=True)
 _FAST_BFLOAT16 = OpenVinoPrecision(inference="bf16", kv_cache="bf16", rounds_activations=True)
-_GGUF_GROUP, _ROW_GROUP = 32, 64
 
 
 def choose_precision(dtype: str, cpu_capabilities: Mapping[str, object]) -> OpenVinoPrecision:
@@ -110,20 +103,8 @@ class OpenVinoRunner:
         token_ids: Int32Array | None = None,
     ) -> None:
         core = ov.Core()
-        graph = core.read_model(model_file)
-        try:
-            paged_attention_transformation(graph)
-        except RuntimeError as error:
-            raise InvalidRequest(
-                f"OpenVINO has no paged attention for {model_file} ({error}); choose engine torch", param="engine"
-            ) from error
-        if num_layers is not None:
-            _keep_layers(graph, num_layers)
-        head = _gather_before_head(graph)
-        width: int = graph.output(0).partial_shape[-1].get_length()
+        graph, width = paged_graph(core, model_file, num_layers=num_layers, token_ids=token_ids)
         self._token_ids = None if token_ids is None else torch.from_numpy(token_ids.astype(np.int64))
-        if token_ids is not None:
-            keep_tokens(graph, head, token_ids)
         options = {
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
@@ -131,7 +112,9 @@ class OpenVinoRunner:
             "ENABLE_CPU_PINNING": False,  # two services on one machine would be pinned to the same first core
             "INFERENCE_PRECISION_HINT": precision.inference,
             "KV_CACHE_PRECISION": precision.kv_cache,
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _rounding_group(graph) if precision.rounds_activations else 0,
+            # It fuses element-wise operations where sizes are fixed only, and then rounds them less often: other bits.
+            "SNIPPETS_MODE": "DISABLE",
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": rounding_group(graph) if precision.rounds_activations else 0,
         }
         self._attends_in_blocks = attends_in_blocks
         self._last_step_size = 0
@@ -146,7 +129,7 @@ class OpenVinoRunner:
                 most_bytes=fixed_step_bytes,
             ),
         )
-        caches = {name: port for port in self._steps.inputs for name in port.names if _CACHE.fullmatch(name)}
+        caches = {name: port for port in self._steps.inputs for name in port.names if CACHE.fullmatch(name)}
         shapes = {name: _block_shape(port) for name, port in caches.items()}
         types = {name: port.element_type for name, port in caches.items()}
         bytes_per_block = sum(math.prod(shapes[name]) * types[name].size for name in caches)
@@ -198,7 +181,7 @@ class OpenVinoRunner:
             "block_indices": fed.block_table,
             "block_indices_begins": fed.block_starts,
             "max_context_len": (fed.past_lens + np.diff(fed.sequence_starts)).max(),
-            _ROWS: rows,
+            ROWS: rows,
         }
         logits = self._steps.infer(inputs, num_tokens=size)
         wanted = torch.from_numpy(logits.reshape(len(rows), logits.shape[-1])[: len(batch.logits_rows)])
@@ -221,63 +204,6 @@ class OpenVinoRunner:
         for _, storage in self._storages:
             for source, destination in zip(sources, destinations, strict=True):
                 storage[:, destination] = storage[:, source]
-
-
-def _keep_layers(graph: ov.Model, num_layers: int) -> None:
-    """Let the final norm follow layer `num_layers`; what nothing needs any more goes, parameters included."""
-    caches = [(port, _CACHE.fullmatch(name)) for port in graph.inputs for name in port.names]
-    layers = {int(found["layer"]) for _, found in caches if found}
-    if not 1 <= num_layers <= len(layers):
-        raise InvalidRequest(
-            f"num_layers must be between 1 and the model's {len(layers)}, got {num_layers}", param="num_layers"
-        )
-    outputs = {node.get_friendly_name(): node.output(0) for node in graph.get_ops()}
-    try:
-        last = outputs[_LAYER_OUTPUT.format(len(layers) - 1)]
-        kept = outputs[_LAYER_OUTPUT.format(num_layers - 1)]
-    except KeyError as error:
-        raise InvalidRequest(
-            "the layers of this OpenVINO model cannot be told apart; give its .gguf file, or choose engine torch",
-            param="num_layers",
-        ) from error
-    if num_layers < len(layers):
-        for reader in last.get_target_inputs():
-            reader.replace_source_output(kept)
-        for port, found in caches:
-            if found and int(found["layer"]) >= num_layers:
-                graph.remove_parameter(port.get_node())
-    graph.validate_nodes_and_infer_types()
-
-
-def _rounding_group(graph: ov.Model) -> int:
-    """In groups of how many activations are rounded to 8 bits.
-
-    GGUF's own formats scale weights in groups of 32, stored as [rows, groups, 32], and OpenVINO rounds in no larger
-    groups then. Where a row has one scale, 64 takes 4 % less time than 32 for one token, and loses as little.
-    """
-    in_groups = any(
-        len(shape) == 3 and shape[2] == _GGUF_GROUP
-        for node in graph.get_ops()
-        if node.get_type_name() == "Constant" and len(shape := node.output(0).shape) == 3
-    )
-    return _GGUF_GROUP if in_groups else _ROW_GROUP
-
-
-def _gather_before_head(graph: ov.Model) -> ov.Node:
-    """A new input names the rows whose logits are wanted; the head, 20 % of a small model, works for these only.
-
-    Returns the head: the multiplication that makes the logits.
-    """
-    head = graph.get_results()[0].input_value(0).get_node()
-    while head.get_type_name() != "MatMul":
-        head = head.input_value(0).get_node()
-    rows = opset13.parameter([-1], np.int32, name=_ROWS)
-    rows.output(0).set_names({_ROWS})
-    gathered = opset13.gather(head.input_value(0), rows.output(0), opset13.constant(0, np.int32))
-    head.input(0).replace_source_output(gathered.output(0))
-    graph.add_parameters([rows])
-    graph.validate_nodes_and_infer_types()
-    return head
 
 
 def _block_shape(port: ov.Output) -> tuple[int, ...]:

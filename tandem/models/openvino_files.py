@@ -3,8 +3,8 @@
 A folder exported for OpenVINO has them already; for a model that came as a GGUF file they are written once, by OpenVINO
 GenAI's own reader. It rounds the minimum of a block of weights to a whole number of steps, so weights stored with a
 minimum (Q4_1, Q4_K) come out wrong by 10 % of their size: of SmolLM2-135M's next-token laws a third of the mass moves.
-A file that has such weights is therefore read in 16 bits, and its matrices are then stored in 8 bits with a scale for
-each row; that moves 0.04 of the mass, and the perplexity not at all (docs/decisions/0006-openvino-on-cpus.md).
+A file that has such weights is therefore read in 16 bits, and its matrices, the head's too, are then stored in 8 bits
+with a scale for each row; that moves 0.04 of the mass, and the perplexity by 0.3 % (docs/decisions/, 6 and 21).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import openvino as ov
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, ReaderTensor
 from openvino import opset13
@@ -24,6 +25,8 @@ from tandem.models.locate import ModelFiles, Progress
 
 MODEL = "openvino_model.xml"
 _WEIGHTS = "openvino_model.bin"
+_FORM_FILE = "openvino_model.form"  # beside what was made of a GGUF file: by which version of this module
+_FORM = "2"  # 1: the head in groups, as GenAI's reader has it
 _EXPORT_TIMEOUT_SECONDS = 1800.0
 _F32, _F16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16
 # Matrices that GenAI's reader takes over as they are.
@@ -44,18 +47,21 @@ def openvino_model(files: ModelFiles, progress: Progress) -> Path:
     Raises InvalidRequest for a model that has no such form, Unavailable where it cannot be written.
     """
     xml = files.folder / MODEL
-    if xml.is_file():
-        return xml
     if files.gguf is None:
+        if xml.is_file():
+            return xml
         raise InvalidRequest(
             f"{files.model_id} is no OpenVINO model: give a .gguf file or a folder with {MODEL} (optimum-cli export "
             "openvino writes one), or choose engine torch",
             param="engine",
         )
+    form = files.folder / _FORM_FILE
+    if _is_current(form):
+        return xml
     try:
         lock = files.folder / ".openvino.lock"
         with exclusive(lock, timeout_seconds=_EXPORT_TIMEOUT_SECONDS, progress=progress):
-            if not xml.is_file():
+            if not _is_current(form):
                 progress(f"writing the OpenVINO form of {files.gguf.name}; this is done once")
                 _export(files.gguf, files.folder)
     except OSError as error:
@@ -64,6 +70,10 @@ def openvino_model(files: ModelFiles, progress: Progress) -> Path:
             "TANDEM_CACHE"
         ) from error
     return xml
+
+
+def _is_current(form: Path) -> bool:
+    return form.is_file() and form.read_text(encoding="ascii") == _FORM
 
 
 def _export(file: Path, folder: Path) -> None:
@@ -87,9 +97,10 @@ def _export(file: Path, folder: Path) -> None:
             ) from error
         if not kinds <= _FAITHFUL | _FLOATS:  # 16 bits would be twice what the file has, and slow
             exported = _in_8_bits(exported, Path(temporary) / "int8")
-        # The .xml last: where it is, the other is complete.
-        exported.with_suffix(".bin").rename(folder / _WEIGHTS)
-        exported.rename(folder / MODEL)
+        # The form last: where it is, the others are complete.
+        exported.with_suffix(".bin").replace(folder / _WEIGHTS)
+        exported.replace(folder / MODEL)
+        (folder / _FORM_FILE).write_text(_FORM, encoding="ascii")
 
 
 def _stored_as(tensor: ReaderTensor) -> GGMLQuantizationType:
@@ -100,14 +111,12 @@ def _stored_as(tensor: ReaderTensor) -> GGMLQuantizationType:
 
 def _in_8_bits(model_file: Path, folder: Path) -> Path:
     """The same graph with the matrices of its multiplications as signed bytes and a scale for each row."""
-    graph = ov.Core().read_model(model_file)
+    core = ov.Core()
+    graph = core.read_model(model_file)
     for node in graph.get_ordered_ops():
-        if node.get_type_name() != "MatMul":
+        if node.get_type_name() != "MatMul" or not _is_matrix(node.input_value(1)):
             continue
-        convert = node.input_value(1).get_node()
-        if convert.get_type_name() != "Convert" or convert.input_value(0).get_node().get_type_name() != "Constant":
-            continue
-        weights = np.asarray(convert.input_value(0).get_node().get_data(), dtype=np.float32)  # [rows, columns]
+        weights = _numbers(core, node.input_value(1))  # [rows, columns]
         scales = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / 127.0, _SMALLEST_SCALE).astype(np.float32)
         integers = np.rint(weights / scales).astype(np.int8)
         restored = opset13.multiply(opset13.convert(opset13.constant(integers), np.float32), opset13.constant(scales))
@@ -116,6 +125,21 @@ def _in_8_bits(model_file: Path, folder: Path) -> Path:
     folder.mkdir()
     ov.save_model(graph, folder / MODEL, compress_to_fp16=False)
     return folder / MODEL
+
+
+def _is_matrix(source: ov.Output) -> bool:
+    return source.partial_shape.is_static and len(source.shape) == 2
+
+
+def _numbers(core: ov.Core, weights: ov.Output) -> npt.NDArray[np.float32]:
+    """Weights as numbers: of 16 bits, or as the head's, which are the embeddings', in groups."""
+    stored = weights.get_node().input_value(0).get_node()
+    if stored.get_type_name() == "Constant":
+        return np.asarray(stored.get_data(), dtype=np.float32)
+    model = ov.Model([opset13.convert(weights, np.float32).output(0)], [])
+    compiled = core.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    numbers: npt.NDArray[np.float32] = compiled([])[0]
+    return numbers
 
 
 def _rewrite(reader: GGUFReader, destination: Path) -> None:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import openvino as ov
 import openvino_genai
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.engine.openvino_graph import paged_graph, rounding_group
 from tandem.engine.openvino_runner import EXACT, OpenVinoPrecision, OpenVinoRunner, choose_precision
 from tandem.engine.openvino_steps import affordable_sizes
 from tandem.engine.runner import ModelRunner, RaggedBatch
@@ -264,13 +266,38 @@ def test_sizes_are_what_the_cache_and_the_tokenizer_allow(hf_folder: Path) -> No
 def test_the_form_is_made_once_and_only_where_it_can_be(hf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = gguf_files(hf_folder, "Q8_0")
     model_file = openvino_model(files, print)
-    monkeypatch.setattr(openvino_genai, "LLMPipeline", lambda *_, **__: pytest.fail("made again"))
-    assert openvino_model(files, print) == model_file
+    with monkeypatch.context() as patched:
+        patched.setattr(openvino_genai, "LLMPipeline", lambda *_, **__: pytest.fail("made again"))
+        assert openvino_model(files, print) == model_file
     plain = ModelFiles(folder=hf_folder, model_id="tiny", revision="")
     assert has_openvino_form(files)
     assert not has_openvino_form(plain)
     with pytest.raises(InvalidRequest, match="choose engine torch"):
         openvino_model(plain, print)
+
+
+@pytest.mark.parametrize("left", ["no form", "an older one"])
+def test_a_form_of_another_version_is_made_anew(hf_folder: Path, left: str) -> None:
+    files = gguf_files(hf_folder, "Q4_1")
+    weights, form = (openvino_model(files, print).with_suffix(suffix) for suffix in (".bin", ".form"))
+    expected = weights.read_bytes()
+    weights.write_bytes(b"an older version's")
+    form.unlink() if left == "no form" else form.write_text("1")
+    openvino_model(files, print)
+    assert weights.read_bytes() == expected
+
+
+@pytest.mark.parametrize(("quantization", "group"), [("Q4_1", 64), ("Q8_0", 32), ("Q4_0", 32)])
+def test_multiplications_of_the_same_numbers_are_one(hf_folder: Path, quantization: str, group: int) -> None:
+    """Queries, keys and values; the halves of a gated layer: two for each layer beside these, the head, and RoPE's own.
+
+    Weights of 4 bits, two in a byte, stay as they are. Activations are rounded in groups that the weights allow.
+    """
+    model_file = openvino_model(gguf_files(hf_folder, quantization), print)
+    graph, _ = paged_graph(ov.Core(), model_file, num_layers=None, token_ids=None)
+    count = sum(node.get_type_name() == "MatMul" for node in graph.get_ops())
+    assert count == (7 if quantization == "Q4_0" else 4) * LAYERS + 2
+    assert rounding_group(graph) == group
 
 
 @pytest.mark.parametrize(
