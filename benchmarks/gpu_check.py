@@ -1,8 +1,9 @@
 """`python -m benchmarks.gpu_check`: whether the Torch engine does right on this GPU, and how fast. `make gpu-check`.
 
 Two runners share one model: *eager* launches kernel by kernel, *recorded* replays CUDA graphs. Their logits are
-compared, the rejection rule on the GPU is compared with that on the CPU, then forwards are timed, each until the GPU
-has finished. Beside each time stands the floor: the weights, read once at the bandwidth of a large copy on this GPU.
+compared, drafts step by step with drafts in one step, and the rejection rule on the GPU with that on the CPU; then
+forwards are timed, each until the GPU has finished. Beside each time stands the floor: the weights, read once at the
+bandwidth of a large copy on this GPU.
 
 Without a GPU it checks nothing; `--device cpu` runs the same checks on a tiny model, to check this program.
 """
@@ -26,13 +27,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_cases import BLOCK_SIZE, FULL, TINY, Plan, make_batch, make_batches, make_model, on_blocks_of
+from benchmarks.gpu_drafts import NUM_TOKENS, DraftTiming, compare_drafts
 from tandem.draft_law import draw_sparse
 from tandem.engine import device_rejection
 from tandem.engine.cuda_graphs import CudaGraphs
 from tandem.engine.model_check import attention_of
 from tandem.engine.rejection import verify
 from tandem.engine.sampling import law, top_law
-from tandem.engine.static_decode import Capture, Step, as_it_is, bucket_of
+from tandem.engine.static_context import bucket_of
+from tandem.engine.static_decode import Capture, Step, as_it_is
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import TandemError
 from tandem.randomness import Purpose, uniform
@@ -63,6 +66,7 @@ class Report:
     rounds_alike: str = ""
     accept_ms: float = 0.0  # law, acceptance and the copy back, for five drafted tokens
     timings: list[Timing] = field(default_factory=list)
+    drafts: list[DraftTiming] = field(default_factory=list)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,6 +137,16 @@ def check(device: torch.device, *, model_source: str | None = None) -> Report:
     )
     _compare_logits(eager, recorded, plan, report, most=_MOST_DIFFERENCE[model.dtype])
     _compare_rules(vocab_size, plan, device, report)
+    drafts = compare_drafts(
+        eager,
+        recorded,
+        plan,
+        most_difference=_MOST_DIFFERENCE[model.dtype],
+        milliseconds=lambda work: 1e3 * _median_seconds(work, device, repeats=plan.repeats),
+    )
+    report.logit_differences["behind drafts"] = drafts.largest_difference
+    report.problems += drafts.problems
+    report.drafts = drafts.timings
     for name, batch in make_batches(plan, eager):
         seconds = _median_seconds(partial(eager.forward, batch), device, repeats=plan.repeats)
         faster = None
@@ -243,6 +257,16 @@ def _show(report: Report, console: Console) -> None:
             "" if timing.recorded_ms is None else f"{timing.eager_ms / timing.recorded_ms:.1f}",
             f"{timing.floor_ms:.2f}",
             f"{best / timing.floor_ms:.1f}",
+        )
+    console.print(table)
+    table = Table(f"texts, drafts of {NUM_TOKENS}", "eager ms", "recorded ms", "one step ms", "recorded / one step")
+    for draft in report.drafts:
+        table.add_row(
+            str(draft.num_texts),
+            f"{draft.eager_ms:.2f}",
+            f"{draft.recorded_ms:.2f}",
+            "" if draft.gone_on_ms is None else f"{draft.gone_on_ms:.2f}",
+            "" if draft.gone_on_ms is None else f"{draft.recorded_ms / draft.gone_on_ms:.1f}",
         )
     console.print(table)
     for problem in report.problems:

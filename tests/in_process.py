@@ -18,7 +18,7 @@ from gateway.backends import Proposal, Target
 from gateway.draft_length import FixedLength
 from gateway.peer_text import Change, PeerText
 from gateway.speculate import Round, SpeculationPlan, speculate
-from tandem.engine.runner import ModelRunner, RaggedBatch
+from tandem.engine.runner import AheadRunner, ModelRunner, RaggedBatch
 from tandem.engine.worker import Worker
 from tandem.errors import OutOfStep, TandemError, Unavailable
 from tandem.rpc import codec
@@ -136,7 +136,13 @@ def _wired_change(change: Change) -> Change:
 
 
 @contextmanager
-def working_on(runner: ModelRunner, *, max_step_tokens: int = 64, log: StepLog | None = None) -> Iterator[Worker]:
+def working_on(
+    runner: ModelRunner,
+    *,
+    max_step_tokens: int = 64,
+    log: StepLog | None = None,
+    ahead: AheadRunner | None = None,
+) -> Iterator[Worker]:
     """A running worker on any runner, closed at the end."""
     worker = Worker(
         runner,
@@ -144,6 +150,7 @@ def working_on(runner: ModelRunner, *, max_step_tokens: int = 64, log: StepLog |
         max_step_tokens=max_step_tokens,
         max_programs=4096,
         observer=StepLog() if log is None else log,
+        ahead=ahead,
     )
     worker.start()
     try:

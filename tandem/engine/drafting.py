@@ -14,6 +14,7 @@ import torch
 
 from tandem.draft_law import SparseLaw, draw_sparse, pack
 from tandem.engine.coupled import scores
+from tandem.engine.runner import Choosing
 from tandem.engine.sampling import adjusted_logits, law, likeliest, on_host, top_law
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program
@@ -50,10 +51,31 @@ class Drafting:
     def extend(self, session: Session, drafted: list[DraftedToken], num_tokens: int) -> Program[None]:
         """Draft on until `drafted`, which the session has as its last tokens, are `num_tokens`."""
         while len(drafted) < num_tokens:
-            logits = yield Feed(session, num_rows=1)
-            one = self._draw(logits, session.tokens)
-            session.guess((one.token_id,))
-            drafted.append(one)
+            length = len(session.tokens)
+            choosing = self._choosing(range(length, length + num_tokens - len(drafted) - 1))
+            logits = yield Feed(session, num_rows=1, choosing=choosing)
+            gone_on = session.tokens[length:]
+            for row in range(len(logits)):
+                one = self._draw(logits[row : row + 1], session.tokens[: length + row])
+                drafted.append(one)
+                if gone_on[row : row + 1] != [one.token_id]:
+                    session.truncate(length + row)
+                    session.guess((one.token_id,))
+                    break
+
+    def _choosing(self, positions: range) -> Choosing | None:
+        """How the tokens at `positions` will be drawn, where that is simple enough to be told."""
+        params = self._start.sampling
+        depends_on_prefix = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty - 1.0)
+        if not positions or any(depends_on_prefix) or params.logit_bias or params.banned_token_ids or params.min_tokens:
+            return None
+        if params.greedy:
+            return Choosing(0.0, 1, (0.0,) * len(positions))
+        cut = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        if cut or self._start.verification is Verification.COUPLED:
+            return None
+        uniforms = (uniform(self._start.seed, position, Purpose.DRAFT) for position in positions)
+        return Choosing(params.temperature, self._law_size, tuple(uniforms))
 
     def guesses(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[tuple[Guess, ...]]:
         """What may follow each of the last R `tokens`, by their logits [R, vocab]."""

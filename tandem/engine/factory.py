@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tandem.engine.cuda_graphs import CudaGraphs
-from tandem.engine.runner import ModelRunner, RaggedBatch
+from tandem.engine.runner import AheadRunner, ModelRunner, RaggedBatch
 from tandem.engine.step_times import StepTimes, measure, measure_change
 from tandem.engine.torch_runner import TorchRunner, kv_bytes_per_token
 from tandem.engine.worker import Worker
@@ -51,12 +51,13 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A runner, and what it runs on."""
+    """A runner, and what it runs on. `ahead` is the runner where it records its steps, which may then go on."""
 
     runner: ModelRunner
     engine: str
     device: str
     dtype: str
+    ahead: AheadRunner | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,7 @@ def start_engine(
         max_programs=max_programs,
         observer=metrics,
         step_times=_measured(runner),
+        ahead=started.ahead,
     )
     metrics.watch_engine(
         blocks_held=lambda: worker.pool.num_held,
@@ -256,4 +258,5 @@ def _start_torch(files: ModelFiles, settings: EngineSettings, wanted: _Wanted, p
         engine="torch",
         device=str(loaded.device),
         dtype=str(loaded.dtype).removeprefix("torch."),
+        ahead=None if graphs is None else runner,
     )

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from tandem.engine.runner import Choosing
 from tandem.engine.session import Session
 from tandem.types import ServiceTimes
 
@@ -17,10 +18,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Compute what of the session is not cached yet; answer with the logits of its last `num_rows` tokens."""
+    """Compute what of the session is not cached yet; answer with the logits of its last `num_rows` tokens.
+
+    With `choosing`, and one row, the session may come back with further tokens, guessed and computed, and as many rows
+    more.
+    """
 
     session: Session
     num_rows: int
+    choosing: Choosing | None = None
 
     @property
     def num_missing(self) -> int:

@@ -47,6 +47,39 @@ class RaggedBatch:
         return len(self.token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Choosing:
+    """How the tokens behind a sequence will be chosen: drawn from the law of the `law_size` likeliest ones at this
+    temperature (0: the likeliest), by one uniform number each, as draw_sparse in tandem/draft_law.py takes it."""
+
+    temperature: float
+    law_size: int
+    uniforms: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """What a forward computed behind a batch: n tokens of each sequence.
+
+    `logits` [S * (1 + n), vocab]: of each sequence's last token of the batch, then of those behind it, whose keys and
+    values are written, too. `token_ids` [S][n]: nearly always what the one who chooses by these logits chooses.
+    """
+
+    logits: torch.Tensor
+    token_ids: list[list[int]]
+
+
+class AheadRunner(Protocol):
+    """A runner that can go on behind a batch by itself, which saves a GPU the way to the host and back."""
+
+    def forward_ahead(self, batch: RaggedBatch, choosing: Sequence[Choosing]) -> Ahead | None:
+        """As ModelRunner.forward for a batch that wants the last row of each sequence, and on behind it.
+
+        For at most as many tokens as each of `choosing` [S] has numbers; the blocks have room for them. None, with
+        nothing done: not for this batch.
+        """
+
+
 class ModelRunner(Protocol):
     """A model and the memory of its KV cache. Not thread-safe: one thread owns it."""
 

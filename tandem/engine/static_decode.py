@@ -2,18 +2,20 @@
 
 Launching a model's kernels one by one from Python takes longer than the GPU needs to run them. A graph launches them
 all at once, but it is a tape: the same kernels on the same memory, whatever the numbers in it. So a batch is laid out
-in a *bucket*, S sequences of n new tokens each and L keys at most, and written into the bucket's buffer by one copy.
-All else (positions, slots, masks) is computed from that buffer on the device, as part of the step:
+in a *bucket* (static_context.py), S sequences of n new tokens each and L keys at most, and written into the bucket's
+buffer by one copy. All else (positions, slots, masks) is computed from that buffer on the device, as part of the step:
 
 * missing new tokens of a sequence, and missing sequences, are padding: their keys go to a block set aside for them,
   their logits are left out of the answer;
 * missing keys repeat the sequence's own last one and are masked, as in `PagedContext`: nothing that other sequences
   hold can touch it, not even a NaN.
 
+A step may *go on*: choose a token behind each sequence, compute that, choose the next, and so on, all in one
+recording. How to choose stands in the buffer, so that it is nearly always as the program that drafts will choose. That
+one (drafting.py) looks at the logits itself, and drops what lies behind a token that it chooses otherwise.
+
 How a step is recorded is up to a `Capture`: `cuda_graphs.py` on a GPU; `as_it_is` runs it anew each time, which works
 everywhere, and is how all of this is tested without a GPU.
-
-Shapes: S sequences, n new tokens of each, L keys of each, M blocks of each, R rows of logits that are wanted.
 """
 
 from __future__ import annotations
@@ -21,24 +23,17 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from tandem.engine.paged_attention import AttentionGroup, Int64Array, Rows, causal_bias, to_device
-from tandem.engine.runner import Int32Array, RaggedBatch
+from tandem.engine.runner import Ahead, Choosing, RaggedBatch
+from tandem.engine.static_context import Bucket, Layout, StaticContext, StaticInputs, bucket_of
 
 _log = logging.getLogger(__name__)
 
-_NUM_NEW = (1, 2, 3, 5, 9, 17)  # a token, or k drafted ones and the one before them
-_MOST_SEQUENCES = 64
-_FEWEST_KEYS, _MOST_KEYS = 256, 4096  # of a sequence
-_MOST_ROWS = 512  # S * n: logits of 128,000 ids are 262 MB then
-# S * L: keys and values of 8 heads of 128 in 16 bits are 0.5 GB then, for one layer at a time.
-_MOST_KEYS_OF_ALL = 1 << 17
+_NUM_AHEAD = (1, 2, 4, 7)  # tokens that a step goes on for: what is left of drafts of 2, 3, 5, 8
+_LEAST_TEMPERATURE = 1e-6  # below it all weight is the likeliest's, in float32
 _MOST_STEPS = 64  # recorded at once; each keeps its logits and a few MB of the driver's
-_WINDOW_MULTIPLE = 16  # fused attention wants masks whose rows start at aligned addresses
 
 Step = Callable[[], torch.Tensor]  # one forward over a bucket's buffer: logits [S * n, vocab], reused by the next call
 Capture = Callable[[Step], Step]  # records a step; raises RuntimeError where it cannot be recorded
@@ -47,141 +42,6 @@ Capture = Callable[[Step], Step]  # records a step; raises RuntimeError where it
 def as_it_is(step: Step) -> Step:
     """The Capture that records nothing."""
     return step
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """The shapes of one step."""
-
-    num_sequences: int  # S
-    num_new: int  # n
-    num_keys: int  # L
-
-
-def bucket_of(batch: RaggedBatch) -> Bucket | None:
-    """The smallest bucket that holds the batch; None where it is too large for any."""
-    lengths = np.diff(batch.sequence_starts)
-    longest = int(lengths.max())
-    if longest > _NUM_NEW[-1] or len(lengths) > _MOST_SEQUENCES:
-        return None
-    num_sequences = _power_of_two(len(lengths))
-    num_new = next(count for count in _NUM_NEW if count >= longest)
-    num_keys = max(_FEWEST_KEYS, _power_of_two(int((batch.past_lens + lengths).max())))
-    rows, keys = num_sequences * num_new, num_sequences * num_keys
-    if num_keys > _MOST_KEYS or rows > _MOST_ROWS or keys > _MOST_KEYS_OF_ALL:
-        return None
-    return Bucket(num_sequences, num_new, num_keys)
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest that is not less."""
-    return 1 << (number - 1).bit_length()
-
-
-class StaticInputs:
-    """A bucket's buffer on the device, and views of what is in it."""
-
-    def __init__(self, bucket: Bucket, *, block_size: int, spare_block: int, device: torch.device) -> None:
-        self.bucket, self.block_size, self.spare_block = bucket, block_size, spare_block
-        num_blocks = -(-bucket.num_keys // block_size)
-        self._shapes = (
-            (bucket.num_sequences, bucket.num_new),
-            (bucket.num_sequences,),
-            (bucket.num_sequences,),
-            (bucket.num_sequences, num_blocks),
-        )
-        self._sizes = [int(np.prod(shape)) for shape in self._shapes]
-        self._buffer = torch.zeros(sum(self._sizes), dtype=torch.int64, device=device)
-        self.token_ids, self.past, self.lengths, self.blocks = (  # [S, n], [S], [S], [S, M]
-            part.view(shape) for part, shape in zip(self._buffer.split(self._sizes), self._shapes, strict=True)
-        )
-
-    def fill(self, batch: RaggedBatch) -> None:
-        """Write a batch that fits the bucket, in one copy. Sequences that are missing get no tokens and no past."""
-        host = np.zeros(len(self._buffer), dtype=np.int64)
-        parts = np.split(host, np.cumsum(self._sizes)[:-1])
-        token_ids, past, lengths, blocks = (
-            part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)
-        )
-        sequences, steps = _cells(batch.sequence_starts)
-        token_ids[sequences, steps] = batch.token_ids
-        past[: batch.num_sequences] = batch.past_lens
-        lengths[: batch.num_sequences] = np.diff(batch.sequence_starts)
-        blocks[:] = self.spare_block
-        sequences, steps = _cells(batch.block_starts)
-        inside = steps < blocks.shape[1]  # a sequence may hold more blocks than its tokens take
-        blocks[sequences[inside], steps[inside]] = batch.block_table[inside]
-        # The driver has read pageable memory when the call returns, whatever the device is still doing.
-        self._buffer.copy_(torch.from_numpy(host), non_blocking=True)
-
-    def rows(self, batch: RaggedBatch) -> Rows:
-        """Where the logits that the batch wants are among the step's S * n."""
-        sequences, steps = _cells(batch.sequence_starts)
-        rows = (sequences * self.bucket.num_new + steps)[batch.logits_rows]
-        if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1:  # they ascend
-            return slice(int(rows[0]), int(rows[-1]) + 1)
-        return to_device(rows, self._buffer.device)
-
-
-def _cells(starts: Int32Array) -> tuple[Int64Array, Int64Array]:
-    """Row and column in a padded table for each item of a packed list, whose row i begins at starts[i]."""
-    counts = np.diff(starts).astype(np.int64)
-    rows = np.arange(len(counts)).repeat(counts)
-    return rows, np.arange(int(starts[-1])) - starts.astype(np.int64)[rows]
-
-
-class StaticContext:
-    """What PagedContext is for any batch, computed on the device from a bucket's buffer."""
-
-    def __init__(self, inputs: StaticInputs, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-        self.inputs, self.keys, self.values = inputs, keys, values
-        steps = torch.arange(inputs.bucket.num_new, device=keys[0].device)
-        last_step = (inputs.lengths - 1).clamp(min=0)
-        self.last = inputs.past + last_step  # [S], each sequence's last position
-        # Padding stands where the last token stands: a position that the model knows, whose query sees some key.
-        self.positions = inputs.past[:, None] + torch.minimum(steps, last_step[:, None])  # [S, n]
-        padding = steps >= inputs.lengths[:, None]
-        # Not torch.where, which would copy its number to the device, and that no graph can hold.
-        spare_slot = inputs.spare_block * inputs.block_size
-        self.new_slots: Rows = self.slots_of(self.positions).masked_fill_(padding, spare_slot).flatten()
-        self._groups: dict[int | None, list[_StaticGroup]] = {}
-
-    def slots_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """Slots of each sequence's tokens at positions [S, any]."""
-        size = self.inputs.block_size
-        blocks: torch.Tensor = self.inputs.blocks.gather(1, positions // size)
-        return blocks * size + positions % size
-
-    def groups(self, window: int | None) -> list[_StaticGroup]:
-        if window not in self._groups:
-            self._groups[window] = [_StaticGroup(self, window)]
-        return self._groups[window]
-
-
-class _StaticGroup(AttentionGroup):
-    """All sequences of a bucket, with all the keys that a window leaves."""
-
-    kept, short, causal = None, True, False
-
-    def __init__(self, context: StaticContext, window: int | None) -> None:
-        bucket, past = context.inputs.bucket, context.inputs.past
-        self.num_sequences, self.num_queries, self.num_keys = bucket.num_sequences, bucket.num_new, bucket.num_keys
-        first = torch.zeros_like(past)
-        if window is not None:
-            seen = window - 1 + bucket.num_new  # by any of a sequence's queries
-            self.num_keys = min(bucket.num_keys, -(-seen // _WINDOW_MULTIPLE) * _WINDOW_MULTIPLE)
-            first = (past - window + 1).clamp(min=0)
-        self._key_positions = first[:, None] + torch.arange(self.num_keys, device=past.device)  # [S, L]
-        self.slots = context.slots_of(torch.minimum(self._key_positions, context.last[:, None])).flatten()
-        self.rows = self.targets = slice(0, bucket.num_sequences * bucket.num_new)
-        self._query_positions, self._window, self._dtype = context.positions, window, context.keys[0].dtype
-        self._biases: dict[int, torch.Tensor] = {}
-
-    def bias(self, repeats: int) -> torch.Tensor:
-        if repeats not in self._biases:
-            queries = self._query_positions.repeat(1, repeats)
-            self._biases[repeats] = causal_bias(queries, self._key_positions, self._window, self._dtype)
-        return self._biases[repeats]
 
 
 class StaticDecoder:
@@ -214,31 +74,88 @@ class StaticDecoder:
 
         A bucket's first batch takes longer, since its step is recorded then.
         """
-        bucket = bucket_of(batch)
+        found = self._step(batch, bucket_of(batch), ())
+        if found is None:
+            return None
+        inputs, step = found
+        return step()[inputs.rows(batch)]
+
+    def forward_ahead(self, batch: RaggedBatch, choosing: Sequence[Choosing]) -> Ahead | None:
+        """See AheadRunner in runner.py."""
+        most = min(len(one.uniforms) for one in choosing)
+        num_ahead = max((count for count in _NUM_AHEAD if count <= most), default=0)
+        if num_ahead == 0:
+            return None
+        law_size = max(one.law_size for one in choosing)
+        bucket = bucket_of(batch, num_ahead=num_ahead, law_size=law_size)
+        found = self._step(batch, bucket, choosing)
+        if found is None:
+            return None
+        inputs, step = found
+        logits = step()[: batch.num_sequences * (1 + num_ahead)]
+        return Ahead(logits, inputs.chosen[: batch.num_sequences].tolist())
+
+    def _step(
+        self, batch: RaggedBatch, bucket: Bucket | None, choosing: Sequence[Choosing]
+    ) -> tuple[StaticInputs, Step] | None:
+        """The bucket's step, and its inputs filled with the batch."""
         if self._capture is None or bucket is None:
             return None
         if bucket in self._steps:
             self._steps.move_to_end(bucket)
-            inputs, step = self._steps[bucket]
-            inputs.fill(batch)
-        else:
-            inputs = StaticInputs(
-                bucket, block_size=self._block_size, spare_block=self._spare_block, device=self._keys[0].device
-            )
-            inputs.fill(batch)  # before recording, which may run the step
-            while len(self._steps) >= self._most_steps:
-                self._steps.popitem(last=False)
-            try:
-                step = self._capture(lambda: self._run(inputs))
-            except RuntimeError as error:
-                # Some models' code looks at its numbers, as that of many experts does. They are served without.
-                _log.warning("decode steps are not recorded: %s: %s", type(error).__name__, error)
-                self._capture = None
-                self._steps.clear()
-                return None
-            self._steps[bucket] = (inputs, step)
-        return step()[inputs.rows(batch)]
+            self._steps[bucket][0].fill(batch, choosing)
+            return self._steps[bucket]
+        inputs = StaticInputs(
+            bucket, block_size=self._block_size, spare_block=self._spare_block, device=self._keys[0].device
+        )
+        inputs.fill(batch, choosing)  # before recording, which may run the step
+        while len(self._steps) >= self._most_steps:
+            self._steps.popitem(last=False)
+        run = self._run_ahead if bucket.num_ahead else self._run
+        try:
+            step = self._capture(lambda: run(inputs))
+        except RuntimeError as error:
+            # Some models' code looks at its numbers, as that of many experts does. They are served without.
+            _log.warning("decode steps are not recorded: %s: %s", type(error).__name__, error)
+            self._capture = None
+            self._steps.clear()
+            return None
+        self._steps[bucket] = (inputs, step)
+        return inputs, step
 
     def _run(self, inputs: StaticInputs) -> torch.Tensor:
-        context = StaticContext(inputs, self._keys, self._values)
-        return self._compute(inputs.token_ids.view(1, -1), context.positions.view(1, -1), context)
+        return self._logits(inputs.token_ids, inputs.layout)
+
+    def _run_ahead(self, inputs: StaticInputs) -> torch.Tensor:
+        """Logits [S * (1 + A), vocab]: of each sequence's last token, and of those chosen behind it, which are left in
+        `inputs.chosen`."""
+        layout, bucket = inputs.layout, inputs.bucket
+        logits = self._logits(inputs.token_ids, layout).view(bucket.num_sequences, bucket.num_new, -1)
+        last_step = (layout.lengths - 1).clamp(min=0)
+        last = logits.gather(1, last_step[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
+        rows = [last]
+        for index in range(bucket.num_ahead):
+            chosen = _choose(last, inputs.temperatures, inputs.uniforms[:, index], law_size=bucket.law_size)
+            inputs.chosen[:, index].copy_(chosen)
+            layout = layout.behind()
+            last = self._logits(chosen[:, None], layout)
+            rows.append(last)
+        return torch.stack(rows, dim=1).flatten(0, 1)
+
+    def _logits(self, token_ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Of all tokens [S, n]: [S * n, vocab]."""
+        context = StaticContext(layout, self._keys, self._values)
+        return self._compute(token_ids.reshape(1, -1), context.positions.view(1, -1), context)
+
+
+def _choose(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.Tensor, *, law_size: int) -> torch.Tensor:
+    """What `top_law` and `draw_sparse` would choose by logits [S, vocab], but for rounding: token ids [S].
+
+    `temperatures` [S], 0: the likeliest. `uniforms` [S].
+    """
+    top = logits.topk(min(law_size, logits.shape[-1]), dim=-1)
+    colder = (top.values - top.values[:, :1]) / temperatures.to(torch.float32).clamp(min=_LEAST_TEMPERATURE)[:, None]
+    cumulative = colder.exp().to(torch.float64).cumsum(dim=-1)
+    index = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
+    index = index.clamp(max=top.indices.shape[-1] - 1).masked_fill((temperatures == 0.0)[:, None], 0)
+    return top.indices.gather(1, index)[:, 0]

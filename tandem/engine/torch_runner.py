@@ -28,7 +28,7 @@ from tandem.engine import model_check
 from tandem.engine.model_check import LayerShape
 from tandem.engine.paged_attention import AttentionContext, PagedContext, paged_attention, to_device
 from tandem.engine.partial_head import spread
-from tandem.engine.runner import Int32Array, RaggedBatch
+from tandem.engine.runner import Ahead, Choosing, Int32Array, RaggedBatch
 from tandem.engine.static_decode import Capture, StaticDecoder
 from tandem.models.facts import context_length
 
@@ -166,6 +166,14 @@ class TorchRunner:
             PagedContext(batch, self._block_size, self._keys, self._values),
             to_device(batch.logits_rows, self._device),
         )
+
+    @torch.inference_mode()
+    def forward_ahead(self, batch: RaggedBatch, choosing: Sequence[Choosing]) -> Ahead | None:
+        """See AheadRunner. Only with `capture`: launched one by one, steps gain nothing by it."""
+        ahead = None if self._static is None else self._static.forward_ahead(batch, choosing)
+        if ahead is not None:
+            self._last_step_size = batch.num_tokens
+        return ahead
 
     def _compute(
         self,

@@ -8,7 +8,8 @@ worker runs the feeds of all waiting programs as one ragged batch, step after st
 2. plan (planning.py): short feeds (rounds) first, then chunks of long ones (prefill) until `max_step_tokens` is
    reached, so that a long prompt delays another session's round by one step at most;
 3. give the planned sessions KV blocks, evicting the cache of others when the pool is dry;
-4. one forward; hand logits to the programs whose feed is complete.
+4. one forward; hand logits to the programs whose feed is complete. Where all of them say how they will go on, the
+   forward may compute that, too.
 
 Programs run on this thread, between forwards; they hold no locks and must not block.
 
@@ -34,7 +35,7 @@ from tandem.engine.block_pool import BlockPool, PoolExhausted
 from tandem.engine.gathering import Gathering
 from tandem.engine.planning import Chunk, plan_step, ragged_batch
 from tandem.engine.programs import Completed, Feed, Job, Program
-from tandem.engine.runner import ModelRunner
+from tandem.engine.runner import AheadRunner, Choosing, ModelRunner
 from tandem.engine.sampling import finite_rows
 from tandem.engine.session import Session
 from tandem.engine.step_times import StepTimes
@@ -57,7 +58,10 @@ class StepObserver(Protocol):
 
 
 class Worker:
-    """Runs programs on one thread that owns `runner`. `max_programs` bounds what may wait; more is Overloaded."""
+    """Runs programs on one thread that owns `runner`. `max_programs` bounds what may wait; more is Overloaded.
+
+    `ahead` is the same runner, where it can go on behind a batch.
+    """
 
     def __init__(
         self,
@@ -68,12 +72,13 @@ class Worker:
         max_programs: int,
         observer: StepObserver,
         step_times: StepTimes | None = None,
+        ahead: AheadRunner | None = None,
     ) -> None:
         if max_step_tokens < runner.block_size:
             raise ValueError(
                 f"max_step_tokens must be at least one block of {runner.block_size}, got {max_step_tokens}"
             )
-        self._runner = runner
+        self._runner, self._ahead = runner, ahead
         self._pool = BlockPool(num_blocks=runner.num_blocks, block_size=runner.block_size)
         self._max_step_tokens = max_step_tokens
         self._max_programs = max_programs
@@ -274,10 +279,12 @@ class Worker:
         chunks = self._reserve(chunks)
         if not chunks:
             return
+        choosing = self._room_to_go_on(chunks)
         batch = ragged_batch(chunks)
         began = time.perf_counter()
         try:
-            logits = self._runner.forward(batch)
+            gone_on = self._ahead.forward_ahead(batch, choosing) if self._ahead is not None and choosing else None
+            logits = self._runner.forward(batch) if gone_on is None else gone_on.logits
             # On a GPU this waits for the forward: its time is known after it, and what has gone wrong in it.
             finite = finite_rows(logits) if len(batch.logits_rows) else []
         except Exception as error:  # noqa: BLE001 - the model failed: these programs end, the service goes on
@@ -289,16 +296,18 @@ class Worker:
         if all(finite):
             self._last_success = time.monotonic()
         self._observer.step(seconds=seconds, num_tokens=batch.num_tokens, num_sequences=batch.num_sequences)
-        round_seconds = self._learn(chunks, seconds)
+        round_seconds = () if gone_on is not None else self._learn(chunks, seconds)
         row = 0
         answered: list[Session] = []
-        for chunk in chunks:
+        for index, chunk in enumerate(chunks):
             session = chunk.feed.session
-            these = slice(row, row + (chunk.feed.num_rows if chunk.completes else 0))
+            behind = [] if gone_on is None else gone_on.token_ids[index]
+            these = slice(row, row + (chunk.feed.num_rows + len(behind) if chunk.completes else 0))
             row = these.stop
             if chunk.job not in self._jobs:
                 continue  # ended by a program that had its logits before
-            session.computed(session.cached + chunk.num_tokens)
+            session.guess(behind)
+            session.computed(session.cached + chunk.num_tokens + len(behind))
             chunk.job.forward_seconds += seconds
             chunk.job.num_sequences, chunk.job.round_seconds = len(chunks), round_seconds
             if chunk.completes:
@@ -311,6 +320,21 @@ class Worker:
                     answered.append(session)
         if not chunks[0].job.background:  # a step is all of one kind
             self._gathering.step_ended(time.perf_counter(), seconds=seconds, answered=answered)
+
+    def _room_to_go_on(self, chunks: Sequence[Chunk]) -> list[Choosing]:
+        """How each chunk's session goes on, with blocks for that; none where not all of them do, or blocks lack."""
+        asked = [chunk.feed.choosing for chunk in chunks if chunk.completes and chunk.feed.num_rows == 1]
+        choosing = [one for one in asked if one is not None]
+        if self._ahead is None or len(choosing) < len(chunks):
+            return []
+        most = min(len(one.uniforms) for one in choosing)
+        sessions = [chunk.feed.session for chunk in chunks]
+        blocks = {session: -(-(len(session.tokens) + most) // self._pool.block_size) for session in sessions}
+        if sum(count - len(session.blocks) for session, count in blocks.items()) > self._pool.num_free:
+            return []  # nobody's cache is given up for it
+        for session in sessions:
+            session.reserve(len(session.tokens) + most)
+        return choosing
 
     def _learn(self, chunks: list[Chunk], seconds: float) -> tuple[float, ...]:
         """Take the step's time into account; what one with 0, 1, 2, ... drafted tokens a sequence would take."""

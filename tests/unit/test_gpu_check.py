@@ -37,7 +37,10 @@ def test_on_the_cpu_all_of_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture
     assert names == ["prefill of 40", "1 at 20", "4 at 20", "1 x 1 at 20", "3 x 1 at 20", "1 x 5 at 20", "3 x 5 at 20"]
     assert [timing["name"] for timing in report["timings"] if timing["recorded_ms"] is None] == names[:1]
     assert all(timing["eager_ms"] > timing["floor_ms"] > 0 for timing in report["timings"])
+    assert [draft["num_texts"] for draft in report["drafts"]] == [1, 3]
+    assert all(draft["gone_on_ms"] > 0 for draft in report["drafts"])
     shown = capsys.readouterr().out
+    assert "one step ms" in shown
     assert all(name in shown for name in names)
 
 
