@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tandem.draft_law import SparseLaw, draw_sparse, pack
 from tandem.engine.coupled import scores
 from tandem.engine.runner import Choosing
-from tandem.engine.sampling import adjusted_logits, law, likeliest, on_host, top_law
+from tandem.engine.sampling import adjusted_logits, law, likeliest, on_host, top_laws
 from tandem.engine.session import Session
 from tandem.engine.worker import Feed, Program
 from tandem.randomness import Purpose, uniform
@@ -55,8 +56,7 @@ class Drafting:
             choosing = self._choosing(range(length, length + num_tokens - len(drafted) - 1))
             logits = yield Feed(session, num_rows=1, choosing=choosing)
             gone_on = session.tokens[length:]
-            for row in range(len(logits)):
-                one = self._draw(logits[row : row + 1], session.tokens[: length + row])
+            for row, one in enumerate(self._draw(logits, session.tokens)):
                 drafted.append(one)
                 if gone_on[row : row + 1] != [one.token_id]:
                     session.truncate(length + row)
@@ -79,43 +79,58 @@ class Drafting:
 
     def guesses(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[tuple[Guess, ...]]:
         """What may follow each of the last R `tokens`, by their logits [R, vocab]."""
-        first = len(tokens) - len(logits) + 1
-        return [self._draw(logits[row : row + 1], tokens[: first + row]).guesses for row in range(len(logits))]
+        return [one.guesses for one in self._draw(logits, tokens)]
 
-    def _draw(self, logits: torch.Tensor, tokens: Sequence[int]) -> DraftedToken:
-        """What follows `tokens`, by their last one's logits [1, vocab]."""
-        params, position = self._start.sampling, len(tokens)
+    def _draw(self, logits: torch.Tensor, tokens: Sequence[int]) -> list[DraftedToken]:
+        """What follows each of the last R `tokens`, by their logits [R, vocab]."""
+        params, seed = self._start.sampling, self._start.seed
+        positions = range(len(tokens) - len(logits) + 1, len(tokens) + 1)
         logits = adjusted_logits(logits, params, tokens, prompt_length=self._start.prompt_length)
         # An argmax is deterministic: its law is one-hot and need not be sent. The coupled rule looks at ids only.
         if params.greedy:
-            return DraftedToken(likeliest(logits)[0], None, self._likeliest_few(logits[0]))
-        probs = law(logits, params)[0]
+            return self._without_law(logits, logits)
+        probs = law(logits, params)
         if self._start.verification is Verification.COUPLED:
-            noisy = scores(probs, seed=self._start.seed, position=position)
-            guesses = self._likeliest_few(noisy.log()) if self._num_guesses else ()
-            return DraftedToken(likeliest(noisy[None])[0], None, guesses)
-        draft_law = top_law(probs, self._law_size)
-        token_id = draw_sparse(draft_law, uniform(self._start.seed, position, Purpose.DRAFT))
-        few = slice(self._num_guesses)
-        pairs = zip(draft_law.token_ids[few].tolist(), draft_law.probs[few].tolist(), strict=True)
-        return DraftedToken(token_id, draft_law, tuple(pairs))
+            pairs = zip(probs, positions, strict=True)
+            noisy = torch.stack([scores(row, seed=seed, position=position) for row, position in pairs])
+            return self._without_law(noisy, noisy.log())
+        laws = top_laws(probs, self._law_size)
+        return [
+            DraftedToken(draw_sparse(one, uniform(seed, position, Purpose.DRAFT)), one, self._first_few(one))
+            for one, position in zip(laws, positions, strict=True)
+        ]
 
-    def _likeliest_few(self, logits: torch.Tensor) -> tuple[Guess, ...]:
-        """By logits [vocab] of any origin: the largest, and the probability of each beside the others near it."""
+    def _without_law(self, values: torch.Tensor, logits: torch.Tensor) -> list[DraftedToken]:
+        """The largest of each row of `values` [R, vocab], with guesses by `logits`."""
+        pairs = zip(likeliest(values), self._likeliest_few(logits), strict=True)
+        return [DraftedToken(token_id, None, guesses) for token_id, guesses in pairs]
+
+    def _first_few(self, one: SparseLaw) -> tuple[Guess, ...]:
+        few = slice(self._num_guesses)
+        return tuple(zip(one.token_ids[few].tolist(), one.probs[few].tolist(), strict=True))
+
+    def _likeliest_few(self, logits: torch.Tensor) -> list[tuple[Guess, ...]]:
+        """By logits [R, vocab] of any origin: each row's largest, and the probability of each beside those near it."""
         if self._num_guesses == 0:
-            return ()
+            return [()] * len(logits)
         if on_host(logits):
-            row = logits.numpy()
-            ids = np.flatnonzero(row >= row.max() + np.log(_LEAST_RATIO))
-            ids = ids[np.argsort(-row[ids], kind="stable")]
-            values = row[ids]
-        else:
-            top = logits.topk(2 * self._num_guesses)
-            ids, values = top.indices.cpu().numpy(), top.values.cpu().numpy()
+            return [self._weighed(*_near_the_top(row)) for row in logits.numpy()]
+        top = logits.topk(2 * self._num_guesses)
+        return [self._weighed(*pair) for pair in zip(top.indices.cpu().numpy(), top.values.cpu().numpy(), strict=True)]
+
+    def _weighed(self, ids: npt.NDArray[np.int64], values: npt.NDArray[np.float32]) -> tuple[Guess, ...]:
+        """The first few of these ids, the likeliest first, with the softmax of all values."""
         weights = np.exp((values - values[0]).astype(np.float64))
         probs = weights / weights.sum()
         few = slice(self._num_guesses)
         return tuple(zip(ids[few].tolist(), probs[few].tolist(), strict=True))
+
+
+def _near_the_top(row: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Ids and values [vocab] that are worth a guess, the largest first."""
+    ids = np.flatnonzero(row >= row.max() + np.log(_LEAST_RATIO))
+    ids = ids[np.argsort(-row[ids], kind="stable")]
+    return ids, row[ids]
 
 
 def as_draft(drafted: Sequence[DraftedToken]) -> Draft:

@@ -126,9 +126,16 @@ def draw(probs: torch.Tensor, u: float) -> int:
 
 def top_law(probs: torch.Tensor, size: int) -> SparseLaw:
     """The `size` most probable tokens of a law [vocab], renormalised in float32; fewer where the rest has none."""
+    return top_laws(probs[None], size)[0]
+
+
+def top_laws(probs: torch.Tensor, size: int) -> list[SparseLaw]:
+    """`top_law` of each row of laws [R, vocab]."""
     top = probs.topk(min(size, probs.shape[-1]))
-    values: npt.NDArray[np.float32] = top.values.cpu().numpy()
-    ids: npt.NDArray[np.int64] = top.indices.cpu().numpy()
+    return [_law_of(*pair) for pair in zip(top.values.cpu().numpy(), top.indices.cpu().numpy(), strict=True)]
+
+
+def _law_of(values: npt.NDArray[np.float32], ids: npt.NDArray[np.int64]) -> SparseLaw:
     possible = values > 0.0
     kept = values[possible]
     return SparseLaw(ids[possible].astype(np.uint32), kept / kept.sum(dtype=np.float32))
