@@ -93,7 +93,7 @@ class Drafting:
         if self._start.verification is Verification.COUPLED:
             pairs = zip(probs, positions, strict=True)
             noisy = torch.stack([scores(row, seed=seed, position=position) for row, position in pairs])
-            return self._without_law(noisy, noisy.log())
+            return self._without_law(noisy, noisy.log() if self._num_guesses else noisy)
         laws = top_laws(probs, self._law_size)
         return [
             DraftedToken(draw_sparse(one, uniform(seed, position, Purpose.DRAFT)), one, self._first_few(one))

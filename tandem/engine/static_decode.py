@@ -66,6 +66,7 @@ class StaticDecoder:
         self._keys, self._values = keys, values
         self._block_size, self._spare_block = block_size, spare_block
         self._capture: Capture | None = capture
+        self._num_ahead = _NUM_AHEAD
         self._most_steps = most_steps
         self._steps: OrderedDict[Bucket, tuple[StaticInputs, Step]] = OrderedDict()  # the one used last is last
 
@@ -83,7 +84,7 @@ class StaticDecoder:
     def forward_ahead(self, batch: RaggedBatch, choosing: Sequence[Choosing]) -> Ahead | None:
         """See AheadRunner in runner.py."""
         most = min(len(one.uniforms) for one in choosing)
-        num_ahead = max((count for count in _NUM_AHEAD if count <= most), default=0)
+        num_ahead = max((count for count in self._num_ahead if count <= most), default=0)
         if num_ahead == 0:
             return None
         law_size = max(one.law_size for one in choosing)
@@ -116,6 +117,10 @@ class StaticDecoder:
             step = self._capture(lambda: run(inputs))
         except RuntimeError as error:
             # Some models' code looks at its numbers, as that of many experts does. They are served without.
+            if bucket.num_ahead:
+                _log.warning("drafts take a step for each token: %s: %s", type(error).__name__, error)
+                self._num_ahead = ()
+                return None
             _log.warning("decode steps are not recorded: %s: %s", type(error).__name__, error)
             self._capture = None
             self._steps.clear()

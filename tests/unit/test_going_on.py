@@ -14,7 +14,7 @@ from tandem.engine.drafting import DraftedToken, Drafting
 from tandem.engine.runner import Ahead, AheadRunner, Choosing, ModelRunner, RaggedBatch
 from tandem.engine.sampling import law, top_law
 from tandem.engine.session import Session
-from tandem.engine.static_decode import Capture, as_it_is
+from tandem.engine.static_decode import Capture, Step, as_it_is
 from tandem.engine.torch_runner import TorchRunner
 from tandem.engine.worker import Program
 from tandem.types import SamplingParams, SessionStart, Verification
@@ -90,6 +90,26 @@ def test_without_recording_nothing_goes_on() -> None:
     assert (
         make_runner("llama", None).forward_ahead(pack([Chunk([1], 0, [0, 1], "last")]), choosings(1, 4, seed=1)) is None
     )
+
+
+def test_where_going_on_cannot_be_recorded_single_steps_still_are() -> None:
+    recorder = TapeRecorder()
+    refuse = False
+
+    def capture(step: Step) -> Step:
+        if refuse:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return recorder(step)
+
+    runner = make_runner("llama", capture)
+    batch = pack([Chunk(prompt(6), 0, range(10), "last")])
+    refuse = True
+    for _ in range(2):
+        assert runner.forward_ahead(batch, choosings(1, 4, seed=1)) is None
+    refuse = False
+    before = recorder.num_played
+    assert_same(runner.forward(batch), whole("llama", prompt(6))[-1:])
+    assert recorder.num_played == before + 1
 
 
 # --- through the worker
