@@ -66,7 +66,7 @@ class StaticDecoder:
         self._keys, self._values = keys, values
         self._block_size, self._spare_block = block_size, spare_block
         self._capture: Capture | None = capture
-        self._num_ahead = _NUM_AHEAD
+        self._num_ahead: Sequence[int] = _NUM_AHEAD
         self._most_steps = most_steps
         self._steps: OrderedDict[Bucket, tuple[StaticInputs, Step]] = OrderedDict()  # the one used last is last
 
