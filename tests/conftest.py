@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,3 +19,23 @@ def grpc_aio_stays() -> None:
         import grpc
 
         grpc.aio.init_grpc_aio()
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Threads only get in each other's way on tensors as small as tests have."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def quiet_logs() -> Iterator[None]:
+    """For tests that log and do not look at it."""
+    import structlog
+
+    with structlog.testing.capture_logs():
+        yield

@@ -79,10 +79,6 @@ def join_multiplications(graph: ov.Model) -> None:
     graph.validate_nodes_and_infer_types()
 
 
-def _is_matrix(source: ov.Output) -> bool:
-    return source.partial_shape.is_static and len(source.shape) == 2
-
-
 def _combined(sources: Sequence[ov.Output], combine: _Combine, *, num_rows: int) -> ov.Output | None:
     """Weights of `num_rows` rows, made by `combine` of those of `sources`; None where these are unlike or unknown."""
     return _Combined([source.shape[0] for source in sources], combine, num_rows).of(sources)

@@ -114,7 +114,7 @@ def _in_8_bits(model_file: Path, folder: Path) -> Path:
     core = ov.Core()
     graph = core.read_model(model_file)
     for node in graph.get_ordered_ops():
-        if node.get_type_name() != "MatMul" or not _is_matrix(node.input_value(1)):
+        if node.get_type_name() != "MatMul" or not is_matrix(node.input_value(1)):
             continue
         weights = _numbers(core, node.input_value(1))  # [rows, columns]
         scales = np.maximum(np.abs(weights).max(axis=1, keepdims=True) / 127.0, _SMALLEST_SCALE).astype(np.float32)
@@ -127,7 +127,8 @@ def _in_8_bits(model_file: Path, folder: Path) -> Path:
     return folder / MODEL
 
 
-def _is_matrix(source: ov.Output) -> bool:
+def is_matrix(source: ov.Output) -> bool:
+    """Whether it has two dimensions, both known."""
     return source.partial_shape.is_static and len(source.shape) == 2
 
 

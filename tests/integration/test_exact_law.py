@@ -10,7 +10,7 @@ of VISIBLE in total variation is found with probability 0.99 (asserted below), a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from itertools import islice
@@ -76,13 +76,7 @@ def _combined(*names: str) -> SamplingParams:
     return SamplingParams(**merged)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads only get in each other's way on tensors this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def exact_triples(params: SamplingParams) -> FloatArray:

@@ -14,7 +14,7 @@ shape moves a number by more than 1e-4, three times what was seen.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -95,13 +95,7 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads only get in each other's way on tensors this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def prompt(length: int, *, seed: int, vocab_size: int = TOY.vocab_size) -> tuple[int, ...]:

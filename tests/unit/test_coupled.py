@@ -6,8 +6,6 @@ with other seeds. `smallest_visible_error` says which total-variation error each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -25,13 +23,7 @@ from tests.toy_models import FALSE_ALARM, FloatArray, misfit, smallest_visible_e
 PLAIN = SamplingParams()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads only get in each other's way on tensors this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def rows(*laws: npt.ArrayLike) -> torch.Tensor:

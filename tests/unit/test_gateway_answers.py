@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import openai
 import pytest
-import structlog
 
 from tandem.errors import TimedOut
 from tests.fakes import (
@@ -28,11 +25,7 @@ from tests.gateways import (
     text_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 # --- the official client

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 
 from gateway.seeds import draw_seed, seed_of_choice
 from tandem.errors import Unavailable
@@ -15,11 +13,7 @@ from tandem.types import SessionStart, Verification
 from tests.fakes import FakeFleet, alphabet, eventually, says
 from tests.gateways import CHAT, COMPLETIONS, HELLO, gateway, text_of
 
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 def by_seed(start: SessionStart) -> bytes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import structlog
 
 from gateway.echo import echo_of
 from gateway.logprobs import ScoredToken, chat_logprobs, completion_logprobs
@@ -28,10 +27,7 @@ from tests.gateways import CHAT, COMPLETIONS, HELLO, gateway, official_client, t
 TOKENIZER = served_model().tokenizer
 
 
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 def joined(events: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

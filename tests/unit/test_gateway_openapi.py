@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 
 from gateway.openapi import (
     ChatDocument,
@@ -20,11 +18,7 @@ from gateway.schemas import ChatBody, CompletionBody
 from tests.fakes import alphabet
 from tests.gateways import CHAT, COMPLETIONS, HELLO, gateway
 
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 async def openapi() -> dict[str, Any]:

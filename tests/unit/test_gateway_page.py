@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
 import pytest
-import structlog
 
 from tests.fakes import FakeFleet, alphabet
 from tests.gateways import COMPLETIONS, gateway
@@ -19,10 +17,7 @@ FOLDER = resources.files("gateway").joinpath("page")
 FILES = {entry.name: entry.read_text() for entry in FOLDER.iterdir()}
 
 
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import orjson
 import pytest
-import structlog
 
 from gateway.tokenizer import Tokenizer
 from tandem.errors import InvalidRequest, Unavailable
@@ -32,11 +30,7 @@ from tests.gateways import (
     text_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 # --- prompts

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
-import structlog
 
 from gateway.__main__ import build_server
 from gateway.served import Readiness
@@ -29,11 +27,7 @@ from tests.gateways import (
     text_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 async def test_the_model_answers_to_its_own_name_and_to_tandem() -> None:

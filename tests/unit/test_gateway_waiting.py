@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
-import structlog
 
 from gateway.admission import Admission, Grant
 from gateway.generate import Generation
@@ -35,11 +33,7 @@ from tests.gateways import (
     text_of,
 )
 
-
-@pytest.fixture(autouse=True)
-def logs() -> Iterator[None]:
-    with structlog.testing.capture_logs():
-        yield
+pytestmark = pytest.mark.usefixtures("quiet_logs")
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])

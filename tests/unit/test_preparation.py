@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +25,7 @@ from tandem.errors import OutOfStep
 from tandem.lookup.drafter import LookupDrafter
 from tandem.types import Drafted, DraftWish, SamplingParams, SessionStart, Verification
 from tests.toy_models import ToyModel, ToyRunner, held_blocks, until_idle, working
+from tests.worker_programs import decode
 
 MODEL = ToyModel(vocab_size=9, seed=1)
 PROMPT = (1, 2, 3, 4, 5, 6, 7)
@@ -47,13 +48,7 @@ STARTS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads only get in each other's way on tensors this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @dataclass
@@ -349,15 +344,6 @@ async def test_others_work_leaves_preparing_out() -> None:
         worker.end_session(busy)
         await assert_nothing_held(worker)
     assert "busy" in ledger.outcomes
-
-
-def decode(session: Session, num_tokens: int) -> Program[list[int]]:
-    text: list[int] = []
-    for _ in range(num_tokens):
-        logits = yield Feed(session, 1)
-        text.append(int(logits[0].argmax()))
-        session.advance(len(session.tokens), text[-1:])
-    return text
 
 
 async def test_preparing_delays_anothers_round_by_one_step_at_most() -> None:

@@ -7,7 +7,7 @@ would have failed it with other seeds. The same tests are run against code with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,13 +33,7 @@ BOTTOM, TOP = 0.0, 1.0 - 2.0**-53  # the smallest and the largest number that `u
 Fault = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads only get in each other's way on tensors this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def rows(*laws: Sequence[float]) -> torch.Tensor:

@@ -8,7 +8,7 @@ bucket's buffer gives wrong logits when it is repeated with other data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -19,13 +19,7 @@ from tandem.engine.static_decode import StaticDecoder, Step, as_it_is
 from tests.tapes import NUM_BLOCKS, TapeRecorder, make_runner, prefill
 from tests.tiny_families import BLOCK, FAMILIES, VOCAB, Chunk, assert_same, pack, prompt, whole
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def refused(step: Step) -> Step:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tandem.engine.planning import MAX_BACKGROUND_FEEDS
 from tandem.engine.session import Session
@@ -25,14 +23,7 @@ from tests.worker_programs import (
     until,
 )
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Threads only get in each other's way on tensors this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 async def assert_forks(worker: Worker, number: int) -> None:
