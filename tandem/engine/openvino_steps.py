@@ -22,17 +22,15 @@ _FIXED_SIZES: Final = (4, 9, 6, 16, 32, 24)
 _BYTES_PER_WEIGHT_BYTE: Final = 1.1  # of a copy, by the file of the weights: 160 MB for 166 MB, more with groups
 _INT64_INPUTS: Final = frozenset({"input_ids", "position_ids"})
 
-Compile = Callable[[ov.Model], ov.CompiledModel]
-
 
 class CompiledSteps:
-    """Computes steps of any size, those of `fixed_sizes` faster."""
+    """Computes steps of any size with `compiled`, those of `fixed_sizes` faster, with what `compile_size` makes."""
 
-    def __init__(self, graph: ov.Model, compile_graph: Compile, fixed_sizes: Sequence[int]) -> None:
-        compiled = compile_graph(graph)
-        self.inputs: Sequence[ov.Output] = compiled.inputs
+    def __init__(
+        self, compiled: ov.CompiledModel, compile_size: Callable[[int], ov.CompiledModel], fixed_sizes: Sequence[int]
+    ) -> None:
         self._any = _Request(compiled)
-        self._fixed = {size: _Request(compile_graph(_of_size(graph, size))) for size in sorted(fixed_sizes)}
+        self._fixed = {size: _Request(compile_size(size)) for size in sorted(fixed_sizes)}
         self._size = StepSize()
 
     def keep(self, name: str, tensor: ov.Tensor) -> None:
@@ -90,7 +88,7 @@ def affordable_sizes(*, least_size: int, weights_bytes: int, most_bytes: int) ->
     return (least_size, *_FIXED_SIZES)[:count]
 
 
-def _of_size(graph: ov.Model, num_tokens: int) -> ov.Model:
+def of_size(graph: ov.Model, num_tokens: int) -> ov.Model:
     """The same graph for steps of exactly so many tokens."""
     fixed: ov.Model = graph.clone()
     fixed.reshape({port: [num_tokens] for port in fixed.inputs if _INT64_INPUTS & set(port.names)})

@@ -32,11 +32,11 @@ from typing import Protocol, TypeVar
 import torch
 
 from tandem.engine.block_pool import BlockPool, PoolExhausted
+from tandem.engine.forwards import Forwards
 from tandem.engine.gathering import Gathering
-from tandem.engine.planning import Chunk, plan_step, ragged_batch
+from tandem.engine.planning import Chunk, plan_step
 from tandem.engine.programs import Completed, Feed, Job, Program
-from tandem.engine.runner import AheadRunner, Choosing, ModelRunner
-from tandem.engine.sampling import finite_rows
+from tandem.engine.runner import AheadRunner, ModelRunner
 from tandem.engine.session import Session
 from tandem.engine.step_times import StepTimes
 from tandem.errors import InternalError, Overloaded, TandemError, Unavailable
@@ -45,10 +45,6 @@ from tandem.types import ServiceTimes
 __all__ = ["Completed", "Feed", "Program", "StepObserver", "Worker"]
 
 T = TypeVar("T")
-
-_PRICED_DRAFTS = 16  # drafted tokens a sequence for which a step's time is foretold; the rest lies on a line
-# More than this are an exception: the step has another size than those around it, and changes cost their time.
-_USUAL_DRAFT = 4
 
 
 class StepObserver(Protocol):
@@ -78,12 +74,12 @@ class Worker:
             raise ValueError(
                 f"max_step_tokens must be at least one block of {runner.block_size}, got {max_step_tokens}"
             )
-        self._runner, self._ahead = runner, ahead
+        self._runner = runner
         self._pool = BlockPool(num_blocks=runner.num_blocks, block_size=runner.block_size)
         self._max_step_tokens = max_step_tokens
         self._max_programs = max_programs
         self._observer = observer
-        self._step_times = step_times
+        self._forwards = Forwards(runner, self._pool, ahead=ahead, step_times=step_times)
         self._inbox: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
         self._num_programs = 0  # touched by the submitting thread and this one, under the lock
         self._lock = threading.Lock()
@@ -279,29 +275,22 @@ class Worker:
         chunks = self._reserve(chunks)
         if not chunks:
             return
-        choosing = self._room_to_go_on(chunks)
-        batch = ragged_batch(chunks)
-        began = time.perf_counter()
         try:
-            gone_on = self._ahead.forward_ahead(batch, choosing) if self._ahead is not None and choosing else None
-            logits = self._runner.forward(batch) if gone_on is None else gone_on.logits
-            # On a GPU this waits for the forward: its time is known after it, and what has gone wrong in it.
-            finite = finite_rows(logits) if len(batch.logits_rows) else []
+            computed = self._forwards.compute(chunks)
         except Exception as error:  # noqa: BLE001 - the model failed: these programs end, the service goes on
             for chunk in chunks:
                 chunk.feed.session.release()
                 self._finish(chunk.job, error=InternalError(f"the model failed: {type(error).__name__}: {error}"))
             return
-        seconds = self._last_step_seconds = time.perf_counter() - began
-        if all(finite):
+        seconds = self._last_step_seconds = computed.seconds
+        if all(computed.finite):
             self._last_success = time.monotonic()
-        self._observer.step(seconds=seconds, num_tokens=batch.num_tokens, num_sequences=batch.num_sequences)
-        round_seconds = () if gone_on is not None else self._learn(chunks, seconds)
+        num_tokens = sum(chunk.num_tokens for chunk in chunks)
+        self._observer.step(seconds=seconds, num_tokens=num_tokens, num_sequences=len(chunks))
         row = 0
         answered: list[Session] = []
-        for index, chunk in enumerate(chunks):
+        for chunk, behind in zip(chunks, computed.behind, strict=True):
             session = chunk.feed.session
-            behind = [] if gone_on is None else gone_on.token_ids[index]
             these = slice(row, row + (chunk.feed.num_rows + len(behind) if chunk.completes else 0))
             row = these.stop
             if chunk.job not in self._jobs:
@@ -309,10 +298,10 @@ class Worker:
             session.guess(behind)
             session.computed(session.cached + chunk.num_tokens + len(behind))
             chunk.job.forward_seconds += seconds
-            chunk.job.num_sequences, chunk.job.round_seconds = len(chunks), round_seconds
+            chunk.job.num_sequences, chunk.job.round_seconds = len(chunks), computed.round_seconds
             if chunk.completes:
-                if all(finite[these]):
-                    self._resume(chunk.job, logits[these])
+                if all(computed.finite[these]):
+                    self._resume(chunk.job, computed.logits[these])
                 else:  # half precision that overflowed: an argmax would answer as if all were well
                     session.release()
                     self._finish(chunk.job, error=InternalError("the model's logits are not finite numbers"))
@@ -320,32 +309,6 @@ class Worker:
                     answered.append(session)
         if not chunks[0].job.background:  # a step is all of one kind
             self._gathering.step_ended(time.perf_counter(), seconds=seconds, answered=answered)
-
-    def _room_to_go_on(self, chunks: Sequence[Chunk]) -> list[Choosing]:
-        """How each chunk's session goes on, with blocks for that; none where not all of them do, or blocks lack."""
-        asked = [chunk.feed.choosing for chunk in chunks if chunk.completes and chunk.feed.num_rows == 1]
-        choosing = [one for one in asked if one is not None]
-        if self._ahead is None or len(choosing) < len(chunks):
-            return []
-        most = min(len(one.uniforms) for one in choosing)
-        sessions = [chunk.feed.session for chunk in chunks]
-        blocks = {session: -(-(len(session.tokens) + most) // self._pool.block_size) for session in sessions}
-        if sum(count - len(session.blocks) for session, count in blocks.items()) > self._pool.num_free:
-            return []  # nobody's cache is given up for it
-        for session in sessions:
-            session.reserve(len(session.tokens) + most)
-        return choosing
-
-    def _learn(self, chunks: list[Chunk], seconds: float) -> tuple[float, ...]:
-        """Take the step's time into account; what one with 0, 1, 2, ... drafted tokens a sequence would take."""
-        if self._step_times is None:
-            return ()
-        if all(chunk.num_tokens <= self._runner.block_size for chunk in chunks):  # prefills are another matter
-            self._step_times.observe(self._runner.last_step_size, seconds)
-        sizes = [self._runner.step_size(len(chunks), tokens_each=1 + k) for k in range(_PRICED_DRAFTS + 1)]
-        usual, changes = sizes[_USUAL_DRAFT], 2 * self._step_times.change_seconds
-        seconds_of = {size: self._step_times.seconds(size) + changes * (size > usual) for size in set(sizes)}
-        return tuple(seconds_of[size] for size in sizes)
 
     def _reserve(self, chunks: list[Chunk]) -> list[Chunk]:
         """Blocks for every chunk, taken from idle sessions or from the last chunks where the pool is dry."""
