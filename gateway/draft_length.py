@@ -33,6 +33,7 @@ _HOPE_WEIGHT = 2.0  # in rounds
 _SHARED_WEIGHT = 8.0  # how many rounds of its own an answer needs to count as much as all others together
 _SHARED_DECAY, _OWN_DECAY = 0.995, 0.95  # of what was counted, a round: half is forgotten after 140, and after 14
 _FIRST_PROBE, _LAST_PROBE, _PROBE_LENGTH = 8, 64, 3  # while k is 0: rounds to the next try, doubling; k of a try
+_TRIED_LONGER = 64  # one in so many rounds is chosen as if drafted tokens made no forward longer
 _AVERAGE_STEP = 0.05  # how much one round's times count
 _UNTIL_KNOWN = 5  # k where the target's times are not known
 # Gains over plain decoding that are asked for. 2 % are within the error of what is measured. In company a draft also
@@ -78,6 +79,7 @@ class Experience:
     counts: Counts
     token_seconds: float = 0.0  # its time for one token
     wait_seconds: float = 0.0  # the rest of the time that a draft is waited for
+    num_chosen: int = 0  # rounds with drafts of a chosen length
 
     def add(self, num_asked: int, outcome: Round) -> None:
         self.counts.add(num_asked, outcome.num_drafted, outcome.num_accepted, decay=_SHARED_DECAY)
@@ -195,27 +197,35 @@ class AutoLength:
     def _choose(self) -> DraftWish:
         if len(self._round_seconds) < 2:
             return DraftWish(min(_UNTIL_KNOWN, self._own.most))  # this target does not foretell its times
-        accepted, drafted = estimate(self._own, self._shared.counts)
-        k, tokens_per_second = best_length(
-            accepted=accepted,
-            drafted=drafted,
-            round_seconds=self._round_seconds,
-            token_seconds=self._shared.token_seconds,
-            wait_seconds=self._shared.wait_seconds,
-            num_sequences=self._num_sequences,
-        )
+        times = self._round_seconds
+        k, tokens_per_second = self._best(times)
         if k > 0:
             self._rounds_without, self._probe_after = 0, _FIRST_PROBE
-            return self._wish(k, tokens_per_second)
+            self._shared.num_chosen += 1
+            if self._shared.num_chosen % _TRIED_LONGER == 0:  # a time that looks bad would never be measured again
+                times = times[:1] * len(times)
+                k, tokens_per_second = self._best(times)
+            return self._wish(k, tokens_per_second, times)
         self._rounds_without += 1
         if self._rounds_without < self._probe_after:
             return DraftWish(0)
         self._rounds_without, self._probe_after = 0, min(2 * self._probe_after, _LAST_PROBE)
-        return self._wish(min(_PROBE_LENGTH, self._own.most), tokens_per_second)
+        return self._wish(min(_PROBE_LENGTH, self._own.most), tokens_per_second, times)
 
-    def _wish(self, k: int, tokens_per_second: float) -> DraftWish:
+    def _best(self, round_seconds: Sequence[float]) -> tuple[int, float]:
+        accepted, drafted = estimate(self._own, self._shared.counts)
+        return best_length(
+            accepted=accepted,
+            drafted=drafted,
+            round_seconds=round_seconds,
+            token_seconds=self._shared.token_seconds,
+            wait_seconds=self._shared.wait_seconds,
+            num_sequences=self._num_sequences,
+        )
+
+    def _wish(self, k: int, tokens_per_second: float, round_seconds: Sequence[float]) -> DraftWish:
         prices: list[float] = []
-        for seconds in hull_slopes(self._round_seconds)[:k]:
+        for seconds in hull_slopes(round_seconds)[:k]:
             price = (seconds + self._shared.token_seconds) * tokens_per_second
             prices.append(min(1.0, max(_LEAST_PRICE if prices else 0.0, price)))
         return DraftWish(k, tuple(prices))

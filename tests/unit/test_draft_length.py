@@ -122,6 +122,29 @@ def test_a_first_token_that_costs_nothing_has_no_price_whatever_those_behind_it_
     assert len(wish.least_certainties) == wish.num_draft_tokens
 
 
+def test_a_time_that_once_seemed_bad_is_measured_again() -> None:
+    """A hiccup at start-up made larger steps look far too slow, and one token was drafted for ever."""
+    wrong, right = ((0.010, *(0.010 + slope * j for j in range(16))) for slope in (0.008, 0.0003))
+    lengths = DraftLengths(most=MOST)
+    rng = np.random.default_rng(3)
+    times, asked = wrong, list[int]()
+    for _ in range(40):  # answers
+        length = lengths.start(SpeculationPlan(num_draft_tokens=MOST, automatic=True), greedy=True)
+        length.learn(a_round(0, 0, round_seconds=times))
+        for _ in range(30):
+            k = length.next().num_draft_tokens
+            asked.append(k)
+            if k > 1:  # the target measures the step
+                times = tuple(seen + 0.3 * (true - seen) for seen, true in zip(times, right, strict=True))
+            length.learn(a_round(k, accepted_of(rng, k, 0.7), round_seconds=times))
+    assert set(asked[20:60]) == {1}
+    assert min(asked[-100:]) > 2
+
+
+def accepted_of(rng: np.random.Generator, k: int, acceptance: float) -> int:
+    return next((j for j in range(k) if rng.random() >= acceptance), k)
+
+
 @pytest.mark.parametrize(
     ("values", "slopes"),
     [

@@ -61,6 +61,29 @@ def test_measuring_runs_every_size_that_fits() -> None:
     assert all(seconds >= 0.0 for _, seconds in pairs)
 
 
+def test_a_hiccup_while_measuring_does_not_count() -> None:
+    """Longer than all times of a size would take one after another: what else starts on the machine takes its turn."""
+    calls = 0
+
+    def run(_num_tokens: int) -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.03 if 10 <= calls < 18 else 0.002)
+
+    assert max(seconds for _, seconds in measure(run, most_tokens=64)) < 0.02
+
+
+def test_of_slow_models_two_sizes_are_measured_twice() -> None:
+    sizes: list[int] = []
+
+    def run(num_tokens: int) -> None:
+        sizes.append(num_tokens)
+        time.sleep(0.11)
+
+    assert [size for size, _ in measure(run, most_tokens=64)] == [1, 8]
+    assert sizes == [1, 1, 1, 8, 1, 8]
+
+
 def test_what_a_change_of_size_costs_is_measured() -> None:
     """By a run that sleeps where the size is another one than before, as OpenVINO prepares its operations."""
     last = 0
