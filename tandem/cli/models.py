@@ -21,7 +21,6 @@ from tandem.models.bundled import (
     DRAFTS,
     SMOLLM2,
     BundledModel,
-    bundled_layers,
     default_cache_dir,
 )
 
@@ -89,7 +88,7 @@ def pull_models(names: Sequence[str], console: Console) -> int:
 
     Afterwards the services need no network, and may have the cache read-only.
     """
-    for name in names or _bundled_models():
+    for name in names or (BUNDLED, BUNDLED_DRAFT):
         if name in (BUNDLED, BUNDLED_DRAFT):
             fetch_with_bar(default_cache_dir(), console)
         # In a process of its own: it loads torch, and the memory is given back at its end.
@@ -98,10 +97,6 @@ def pull_models(names: Sequence[str], console: Console) -> int:
             return status
         console.print(Text(f"{name} is ready"))
     return 0
-
-
-def _bundled_models() -> tuple[str, ...]:
-    return (BUNDLED,) if bundled_layers() is None else (BUNDLED, BUNDLED_DRAFT)
 
 
 def _sha256(path: Path) -> str:

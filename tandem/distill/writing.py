@@ -21,7 +21,7 @@ from tandem.models.locate import ModelFiles
 from tandem.models.tokenizer_files import tokenizer_files
 
 GGUF: Final = "draft.gguf"
-_CARD: Final = "README.md"
+CARD: Final = "README.md"
 _QUANTIZATION: Final = "Q8_0"
 
 
@@ -58,7 +58,7 @@ def write_draft(
             except InvalidRequest as error:
                 (whole / GGUF).unlink(missing_ok=True)
                 say(f"no GGUF file of the draft: {error.message}")
-            (whole / _CARD).write_text(card(making, measured), encoding="utf-8")
+            (whole / CARD).write_text(card(making, measured), encoding="utf-8")
             if folder.exists():
                 folder.rename(Path(temporary) / "previous")
             whole.rename(folder)

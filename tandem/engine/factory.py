@@ -14,7 +14,7 @@ from tandem.engine.runner import AheadRunner, ModelRunner, RaggedBatch
 from tandem.engine.step_times import StepTimes, measure, measure_change
 from tandem.engine.torch_runner import TorchRunner, kv_bytes_per_token
 from tandem.engine.worker import Worker
-from tandem.errors import InvalidRequest, UnknownModel
+from tandem.errors import InvalidRequest
 from tandem.models.bundled import (
     BUNDLED,
     BUNDLED_DRAFT,
@@ -169,10 +169,7 @@ def find_model(source: str, progress: Progress) -> ModelFiles:
     if source == BUNDLED:
         path = fetch_bundled(cache_dir, progress)
     elif source == BUNDLED_DRAFT:
-        layers = bundled_layers()
-        if layers is None:
-            raise UnknownModel("this Tandem comes without a draft of its own; `tandem distill` makes one")
-        path = put_together(layers, fetch_bundled(cache_dir, progress), cache_dir / DRAFTS, progress)
+        path = put_together(bundled_layers(), fetch_bundled(cache_dir, progress), cache_dir / DRAFTS, progress)
     return locate(str(path), cache_dir=cache_dir, progress=progress)
 
 

@@ -72,10 +72,9 @@ def default_cache_dir() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "tandem"
 
 
-def bundled_layers() -> Path | None:
-    """The layers of the bundled target's draft, which are in this package; None where it comes without."""
-    path = Path(str(resources.files("tandem.models"))) / "bundled_draft_files" / "layers.gguf"
-    return path if path.is_file() else None
+def bundled_layers() -> Path:
+    """The layers of the bundled target's draft, which are in this package, with a card beside them."""
+    return Path(str(resources.files("tandem.models"))) / "bundled_draft_files" / "layers.gguf"
 
 
 def fetch_bundled(

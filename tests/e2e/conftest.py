@@ -11,11 +11,10 @@ from tests.stack import Stack
 
 @pytest.fixture(scope="session")
 def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The bundled target; the draft is a bfloat16 copy of it, with n-grams beside."""
+    """The bundled target and the bundled draft, with n-grams beside."""
     with Stack(
         folder=tmp_path_factory.mktemp("bundled"),
         target_model="bundled",
-        draft_model="bundled",
-        settings={"TANDEM_DRAFT_DTYPE": "bfloat16"},
+        draft_model="bundled-draft",
     ) as running:
         yield running

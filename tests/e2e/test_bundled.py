@@ -19,7 +19,7 @@ def client(bundled: Stack) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{bundled.url}/v1", api_key="none", max_retries=0, timeout=300)
 
 
-def _chat(stack: Stack, prompt: str, *, max_tokens: int, **speculation: Any) -> list[int]:
+def _asked(stack: Stack, prompt: str, *, max_tokens: int, **speculation: Any) -> dict[str, Any]:
     response = stack.client.post(
         f"{stack.url}/v1/chat/completions",
         json={
@@ -32,7 +32,12 @@ def _chat(stack: Stack, prompt: str, *, max_tokens: int, **speculation: Any) -> 
         },
     )
     assert response.status_code == 200, response.text
-    ids: list[int] = response.json()["choices"][0]["token_ids"]
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def _chat(stack: Stack, prompt: str, *, max_tokens: int, **speculation: Any) -> list[int]:
+    ids: list[int] = _asked(stack, prompt, max_tokens=max_tokens, **speculation)["choices"][0]["token_ids"]
     return ids
 
 
@@ -63,6 +68,15 @@ def test_greedy_answers_to_spec_bench_are_those_of_plain_decoding(bundled: Stack
     for prompt in spec_bench(4):
         plain = _chat(bundled, prompt, max_tokens=32, enabled=False)
         assert _chat(bundled, prompt, max_tokens=32, drafter=drafter) == plain
+
+
+def test_the_bundled_draft_is_of_use(bundled: Stack) -> None:
+    """Of these answers it foretells 103 of 246 tokens. Were it put together wrong, it would foretell hardly any."""
+    drafted = accepted = 0
+    for prompt in spec_bench(8):
+        told = _asked(bundled, prompt, max_tokens=48, drafter="model", num_draft_tokens=1)["speculation"]
+        drafted, accepted = drafted + told["drafted"], accepted + told["accepted"]
+    assert accepted > 0.3 * drafted > 60
 
 
 def test_sixteen_concurrent_answers_are_those_given_one_by_one(bundled: Stack) -> None:

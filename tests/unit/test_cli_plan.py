@@ -80,7 +80,8 @@ def test_the_two_models_may_have_two_devices() -> None:
     ("chosen", "branches"),
     [
         ({"cores": 1}, "0"),
-        ({"cores": 2}, None),
+        ({"cores": 2}, "0"),  # one each, and the gateway wants some of both
+        ({"cores": 3}, None),
         ({"cores": 1, "threads": 4}, None),  # the user knows better how many there are
         ({"cores": 8, "device": "cuda:0"}, "0"),
         ({"cores": 8, "device": "cuda:0", "draft_device": "cuda:0"}, "0"),
@@ -168,9 +169,8 @@ def test_the_bundled_model_is_wanted_only_where_it_is_used() -> None:
     assert UpOptions(model="big", draft_model="bundled-draft").bundled_model_used
 
 
-def test_the_bundled_target_is_drafted_by_its_own_draft_unless_something_else_is_asked() -> None:
+def test_a_model_drafts_only_where_one_is_asked_for() -> None:
     assert UpOptions().drafting_model == ""
-    assert UpOptions(bundled_draft=True).drafting_model == "bundled-draft"
-    assert UpOptions(bundled_draft=True, draft_model="small").drafting_model == "small"
-    assert UpOptions(bundled_draft=True, draft_layers=2).drafting_model == "bundled"
-    assert UpOptions(bundled_draft=True, model="big").drafting_model == ""
+    assert UpOptions(draft_model="bundled-draft").drafting_model == "bundled-draft"
+    assert UpOptions(draft_layers=2).drafting_model == "bundled"
+    assert UpOptions(model="big", draft_model="small", draft_layers=2).drafting_model == "small"
