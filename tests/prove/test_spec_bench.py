@@ -44,7 +44,7 @@ def stack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         yield running
 
 
-def _answers(stack: Stack, **speculation: Any) -> tuple[list[list[int]], int, int]:
+def _answers(stack: Stack, num_prompts: int = NUM_PROMPTS, **speculation: Any) -> tuple[list[list[int]], int, int]:
     """Greedy ids for every prompt, and how many tokens were drafted and accepted."""
 
     def ask(prompt: str) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _answers(stack: Stack, **speculation: Any) -> tuple[list[list[int]], int, in
         return answer
 
     with ThreadPoolExecutor(STREAMS) as pool:
-        answers = list(pool.map(ask, spec_bench(NUM_PROMPTS)))
+        answers = list(pool.map(ask, spec_bench(num_prompts)))
     ids = [answer["choices"][0]["token_ids"] for answer in answers]
     reports = [answer["speculation"] for answer in answers]
     return ids, sum(report["drafted"] for report in reports), sum(report["accepted"] for report in reports)
@@ -79,6 +79,24 @@ def test_greedy_text_of_80_prompts_is_plain_decoding_s_with_either_drafter(stack
         different = [i for i, (ours, theirs) in enumerate(zip(ids, plain, strict=True)) if ours != theirs]
         assert different == [], f"{drafter} changed the text of prompts {different}"
         assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("branches", ["0", "6"])
+def test_greedy_text_is_plain_decoding_s_with_the_bundled_draft_at_every_k(tmp_path: Path, branches: str) -> None:
+    """Both engines as they come; with drafts prepared, and without."""
+    settings = {
+        "TANDEM_TARGET_DTYPE": "auto",
+        "TANDEM_DRAFT_DTYPE": "auto",
+        "TANDEM_DRAFT_PREPARED_BRANCHES": branches,
+        "TANDEM_GATEWAY_DRAFT_TIMEOUT_SECONDS": "30",
+    }
+    with Stack(folder=tmp_path, target_model="bundled", draft_model="bundled-draft", settings=settings) as stack:
+        plain, _, _ = _answers(stack, 24, enabled=False)
+        for k in (1, 2, 3, 5, 8, 16, "auto"):
+            ids, drafted, accepted = _answers(stack, 24, drafter="model", num_draft_tokens=k)
+            print(f"\n{branches} branches, k {k}: {sum(map(len, ids))} tokens, accepted {accepted} of {drafted}")
+            assert ids == plain
+            assert 0 < accepted < drafted
 
 
 def test_a_draft_equal_to_the_target_is_accepted_at_temperature_one(tmp_path: Path) -> None:
