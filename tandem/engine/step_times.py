@@ -5,11 +5,16 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Between these, times are interpolated; beyond the last, the last slope goes on.
 _SIZES = (1, 2, 4, 8, 16, 32, 64)  # tokens
 _LEVEL_STEP, _SHAPE_STEP = 0.1, 0.05  # how much one measurement counts
-_PASSES, _SLOW_SECONDS = 5, 0.1
+_SLOW_SECONDS = 0.1  # a forward of one token; such models are measured at two sizes
+_MOST_REPEATS, _ENOUGH_SECONDS = 5, 0.3
 _RUNS_UNTIL_COLD = 6
 
 
@@ -51,20 +56,20 @@ class StepTimes:
 
 
 def measure(run: Callable[[int], None], *, most_tokens: int) -> list[tuple[int, float]]:
-    """(tokens, seconds) of `run(num_tokens)`, one forward; the best of several, of slow models of two, and two sizes.
+    """(tokens, seconds) of `run(num_tokens)`, one forward; the best of two to five. Of slow models two sizes only.
 
-    Services start together, and load while others measure: with all times of a size taken at once, one hiccup in the
-    wrong place made longer drafts look too dear for as long as the service ran.
+    Sizes take turns: services start together, and load while others measure, and a hiccup that covers all times of a
+    size would make its drafts look too dear.
     """
     run(1)  # the first forward of a process sets things up
     is_slow = _timed(run, 1) > _SLOW_SECONDS
     sizes = [size for size in _SIZES if size <= most_tokens and (size in (1, 8) or not is_slow)]
-    passes = [[_timed(run, size) for size in sizes] for _ in range(2 if is_slow else _PASSES)]
+    passes = _repeated(lambda: [_timed(run, size) for size in sizes], least=2)
     return [(size, min(times)) for size, *times in zip(sizes, *passes, strict=True)]
 
 
 def measure_change(run: Callable[[int], None], *, most_tokens: int) -> float:
-    """Seconds by which `run(num_tokens)` is slower after runs of another size, there and back; the median of five.
+    """Seconds by which `run(num_tokens)` is slower after runs of another size, there and back; a median.
 
     After several runs: what a graph of its own for the other size needs has then left the processor's caches (0.4 ms of
     SmolLM2-135M's 7; after a single run, 0.1). Nothing, of models so slow that it is.
@@ -72,13 +77,23 @@ def measure_change(run: Callable[[int], None], *, most_tokens: int) -> float:
     small, large = 1, 16
     if most_tokens < large or _timed(run, small) > _SLOW_SECONDS:
         return 0.0
-    added: list[float] = []
-    for _ in range(5):
+
+    def added() -> float:
         for _ in range(_RUNS_UNTIL_COLD):
             run(small)
         there, stayed, back, settled = (_timed(run, size) for size in (large, large, small, small))
-        added.append((there - stayed + back - settled) / 2.0)
-    return max(0.0, sorted(added)[2])
+        return (there - stayed + back - settled) / 2.0
+
+    return max(0.0, median(_repeated(added, least=3)))
+
+
+def _repeated(once: Callable[[], T], *, least: int) -> list[T]:
+    """`once`, `least` times or more, as long as that keeps nobody waiting for the start."""
+    began = time.perf_counter()
+    results: list[T] = []
+    while len(results) < least or (len(results) < _MOST_REPEATS and time.perf_counter() - began < _ENOUGH_SECONDS):
+        results.append(once())
+    return results
 
 
 def _timed(run: Callable[[int], None], num_tokens: int) -> float:

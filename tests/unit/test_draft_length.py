@@ -207,9 +207,7 @@ def play(
         k = length.next().num_draft_tokens
         has_guess = rng.random() < hit_rate
         drafted = k if has_guess else 0
-        accepted = 0
-        while accepted < drafted and rng.random() < acceptance:
-            accepted += 1
+        accepted = accepted_of(rng, drafted, acceptance)
         tokens += accepted + 1
         seconds += seconds_at(round_seconds, drafted) + drafted * token_seconds + (wait_seconds if k else 0.0)
         if k:
