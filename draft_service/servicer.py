@@ -94,7 +94,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if not 1 <= asked.num_draft_tokens <= most:
             message = f"num_draft_tokens must be between 1 and {most}, got {asked.num_draft_tokens}"
             raise InvalidRequest(message, param="num_draft_tokens")
-        wish = DraftWish(asked.num_draft_tokens, tuple(asked.least_certainties))
+        next_law = codec.law_from_pb(asked.next_law) if asked.HasField("next_law") else None
+        wish = DraftWish(asked.num_draft_tokens, tuple(asked.least_certainties), next_law)
         if len(wish.least_certainties) > most:
             message = f"least_certainties must be {most} at most, got {len(wish.least_certainties)}"
             raise InvalidRequest(message, param="least_certainties")

@@ -295,6 +295,7 @@ class _DraftLink:
                 advance=advance,
                 num_draft_tokens=num_draft_tokens,
                 least_certainties=wish.least_certainties[:num_draft_tokens],
+                next_law=codec.law_to_pb(wish.next_law),
             )
         )
         if self._is_first:

@@ -183,6 +183,7 @@ class JobMaker:
                     verification=verification,
                     num_logprobs=body.num_logprobs,
                     prompt_logprobs=scores_prompt and sample == 0,
+                    next_laws=plan.num_draft_tokens > 0,
                     request_id=request_id,
                 )
                 choices.append(Choice(start=start, rules=rules, prompt=number, sample=sample, size=size))

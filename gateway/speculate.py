@@ -100,7 +100,8 @@ async def speculate(
             remaining = max_length - len(token_ids)
             if remaining <= 0:
                 return
-            proposal = await _propose(proposer, token_ids, length.next(), most=remaining - 1)
+            wish = replace(length.next(), next_law=verdict.next_law)
+            proposal = await _propose(proposer, token_ids, wish, most=remaining - 1)
             began = time.perf_counter()
             verdict = await verifier.verify(token_ids, proposal.draft)
     finally:

@@ -47,6 +47,21 @@ def pack(laws: Sequence[SparseLaw]) -> PackedLaw:
     )
 
 
+def listed(packed: PackedLaw | None) -> list[tuple[int, float]]:
+    """The first position of a law as pairs of token and probability, in its order; empty where there is none, or it is
+    no law."""
+    if packed is None or len(packed.sizes) < 4:
+        return []
+    size = int.from_bytes(packed.sizes[:4], "little")
+    if len(packed.token_ids) < 4 * size or len(packed.probs) < 4 * size:
+        return []
+    ids = np.frombuffer(packed.token_ids, dtype="<u4", count=size)
+    probs = np.frombuffer(packed.probs, dtype="<f4", count=size)
+    if not bool(np.isfinite(probs).all()) or bool((probs < 0.0).any()):
+        return []
+    return list(zip(ids.tolist(), probs.tolist(), strict=True))
+
+
 def unpack(draft: Draft, *, vocab_size: int) -> list[SparseLaw] | None:
     """The laws of a draft's tokens, checked; None for a deterministic drafter. Raises MalformedDraft."""
     if any(token_id >= vocab_size for token_id in draft.token_ids):

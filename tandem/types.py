@@ -112,7 +112,8 @@ class SessionStart:
 
     `token_ids` is the prompt and, for a session reopened in mid-answer, what was generated so far;
     `prompt_length` says where the prompt ends. `num_logprobs` asks the target for log-probabilities of every token and
-    of so many most likely ones; `prompt_logprobs` for the prompt's too.
+    of so many most likely ones; `prompt_logprobs` for the prompt's too. `next_laws` asks it for what its draft head
+    says, where it has one.
     """
 
     token_ids: tuple[int, ...]
@@ -122,6 +123,7 @@ class SessionStart:
     verification: Verification = Verification.REJECTION
     num_logprobs: int | None = None
     prompt_logprobs: bool = False
+    next_laws: bool = False
     request_id: str = ""
 
 
@@ -158,10 +160,11 @@ NO_DRAFT = Draft(())
 class DraftWish:
     """How far to draft: at most `num_draft_tokens`, and none that is, with those before it, less likely to stand than
     its position's of `least_certainties` (the last one goes for all behind it), as far as the drafter can tell. None:
-    as it thinks best."""
+    as it thinks best. `next_law`: of the first token to draft, as the target's draft head has it (Verdict.next_law)."""
 
     num_draft_tokens: int
     least_certainties: tuple[float, ...] = ()
+    next_law: PackedLaw | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,8 @@ class Drafted:
 class Verdict:
     """The target's answer to one round: the first `num_accepted` drafted tokens stand, then comes `token_id`.
 
-    `draft_error` is set when the draft broke the contract and was set aside; the round was then draftless.
+    `draft_error` is set when the draft broke the contract and was set aside; the round was then draftless. `next_law`:
+    what may follow `token_id`, one position, likeliest first, not summing to 1; None: not asked for, or not known.
     """
 
     num_accepted: int
@@ -208,6 +212,7 @@ class Verdict:
     draft_error: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()  # of the emitted tokens, where asked for
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # of the prompt's second to last token, with the first verdict
+    next_law: PackedLaw | None = None
     times: ServiceTimes = field(default_factory=ServiceTimes)
 
 

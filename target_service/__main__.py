@@ -8,7 +8,7 @@ import time
 
 import structlog
 
-from tandem.engine.factory import start_engine
+from tandem.engine.factory import start_draft_head, start_engine
 from tandem.engine.pulse import ModelPulse
 from tandem.engine.rejection import RejectionRule, verify
 from tandem.rpc.launch import launch
@@ -46,6 +46,9 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
     )
     metrics.describe(engine.info, threads=settings.threads)
     try:
+        head = None
+        if settings.draft_head is not None:
+            head = await asyncio.to_thread(start_draft_head, settings.draft_head, engine, threads=settings.threads)
         pulse = ModelPulse(engine.worker, stall_seconds=settings.stall_timeout_seconds)
         await pulse.first()
         pool = engine.worker.pool
@@ -58,7 +61,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
         servicer = TargetServicer(
             info=info,
             tokenizer_files=engine.tokenizer_files,
-            verifier=Verifier(engine.worker, rejection_rule=rejection_rule),
+            verifier=Verifier(engine.worker, head=head, rejection_rule=rejection_rule),
             slots=SessionSlots(max_sessions=settings.max_sessions, metrics=metrics),
             check=pulse.check,
         )
@@ -80,6 +83,7 @@ async def serve(*, rejection_rule: RejectionRule = verify) -> None:
             dtype=engine.info.dtype,
             device=engine.info.device,
             context_length=engine.info.context_length,
+            draft_head=None if settings.draft_head is None else settings.draft_head.name,
             load_seconds=round(time.monotonic() - began, 2),
         )
         await server.serve_until_signal(pulse.watch)

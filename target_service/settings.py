@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from tandem.settings import EngineSettings, RpcServerSettings
+from tandem.settings import EngineSettings, OptionalFile, RpcServerSettings
 
 
 class TargetSettings(RpcServerSettings, EngineSettings):
@@ -18,5 +18,9 @@ class TargetSettings(RpcServerSettings, EngineSettings):
     attends_in_blocks: bool = Field(
         default=True,
         description="engine openvino: faster with few users, drafts and long contexts; slower for many plain streams",
+    )
+    draft_head: OptionalFile = Field(
+        None,
+        description="file of a draft head (`tandem distill`), which says what may follow by the model's hidden states",
     )
     model: str = Field("bundled", description="`bundled`, a Hugging Face folder, hub id or .gguf file")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
-from tandem.draft_law import MalformedDraft, SparseLaw, unpack
+from tandem.draft_law import MalformedDraft, SparseLaw, pack, unpack
 from tandem.engine.coupled import verify_coupled
+from tandem.engine.draft_head import Chosen, DraftHead, next_laws
 from tandem.engine.logprobs import token_logprobs
 from tandem.engine.outcome import Outcome
 from tandem.engine.rejection import RejectionRule, verify
 from tandem.engine.sampling import adjusted_logits
-from tandem.engine.worker import Feed, Program, Worker
+from tandem.engine.worker import Feed, Joint, Program, Worker
 from tandem.errors import ContextTooLong, OutOfStep
 from tandem.types import NO_DRAFT, Draft, SessionStart, TokenLogprob, Verdict, Verification
 
@@ -20,10 +22,13 @@ _PROMPT_ROWS = 32
 
 
 class Verifier:
-    """Opens sessions on one worker."""
+    """Opens sessions on one worker. With a `head`, verdicts say what may follow, to those who ask."""
 
-    def __init__(self, worker: Worker, *, rejection_rule: RejectionRule = verify) -> None:
+    def __init__(
+        self, worker: Worker, *, head: DraftHead | None = None, rejection_rule: RejectionRule = verify
+    ) -> None:
         self._worker = worker
+        self._next_laws = None if head is None else partial(next_laws, head)
         self._rejection_rule = rejection_rule
 
     @property
@@ -36,15 +41,28 @@ class Verifier:
             raise ContextTooLong(
                 f"{len(start.token_ids)} tokens leave no room in the context of {self._worker.runner.context_length}"
             )
-        return VerifierSession(self._worker, start, self._rejection_rule)
+        return VerifierSession(
+            self._worker,
+            start,
+            next_laws=self._next_laws if start.next_laws else None,
+            rejection_rule=self._rejection_rule,
+        )
 
 
 class VerifierSession:
     """One text at the target. Calls come one at a time."""
 
-    def __init__(self, worker: Worker, start: SessionStart, rejection_rule: RejectionRule) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        start: SessionStart,
+        *,
+        next_laws: Callable[[list[Chosen]], list[SparseLaw]] | None,
+        rejection_rule: RejectionRule,
+    ) -> None:
         self._worker = worker
         self._start = start
+        self._next_laws = next_laws
         self._rejection_rule = rejection_rule
         self._session = worker.new_session(start.token_ids, prompt_length=start.prompt_length)
 
@@ -82,7 +100,7 @@ class VerifierSession:
         except MalformedDraft as error:
             draft, draft_error = NO_DRAFT, str(error)
         completed = await self._worker.run(self._program(keep_length, new_tokens, draft.token_ids, laws))
-        outcome, logprobs = completed.value
+        outcome, logprobs, next_law = completed.value
         return Verdict(
             num_accepted=outcome.num_accepted,
             token_id=outcome.token_id,
@@ -90,6 +108,7 @@ class VerifierSession:
             draft_error=draft_error,
             logprobs=logprobs,
             times=completed.times,
+            next_law=None if next_law is None else pack([next_law]),
         )
 
     def close(self) -> None:
@@ -98,7 +117,7 @@ class VerifierSession:
 
     def _program(
         self, keep_length: int, new_tokens: Sequence[int], drafted: Sequence[int], laws: Sequence[SparseLaw] | None
-    ) -> Program[tuple[Outcome, tuple[TokenLogprob, ...]]]:
+    ) -> Program[tuple[Outcome, tuple[TokenLogprob, ...], SparseLaw | None]]:
         session, start = self._session, self._start
         session.advance(keep_length, new_tokens)
         position = len(session.tokens)
@@ -109,10 +128,15 @@ class VerifierSession:
             outcome = verify_coupled(logits, drafted, start.sampling, seed=start.seed, position=position)
         else:
             outcome = self._rejection_rule(logits, drafted, laws, start.sampling, seed=start.seed, position=position)
-        if start.num_logprobs is None:
-            return outcome, ()
-        emitted = (*drafted[: outcome.num_accepted], outcome.token_id)
-        return outcome, token_logprobs(raw, emitted, num_top=start.num_logprobs)
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if start.num_logprobs is not None:
+            emitted = (*drafted[: outcome.num_accepted], outcome.token_id)
+            logprobs = token_logprobs(raw, emitted, num_top=start.num_logprobs)
+        if self._next_laws is None:
+            return outcome, logprobs, None
+        state = self._worker.last_states[outcome.num_accepted]
+        next_law = yield Joint(session, self._next_laws, (state, outcome.token_id))
+        return outcome, logprobs, next_law
 
     def _prompt_program(self) -> Program[tuple[TokenLogprob, ...]]:
         """Log-probabilities of the prompt's tokens from the second on, a few rows of logits at a time."""

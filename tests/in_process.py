@@ -198,6 +198,10 @@ class Jittered:
     def last_step_size(self) -> int:
         return self.runner.last_step_size
 
+    @property
+    def last_states(self) -> torch.Tensor:
+        return self.runner.last_states
+
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         self.runner.copy_blocks(sources, destinations)
 

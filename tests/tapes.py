@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from tandem.engine.static_decode import Capture, Step
+from tandem.engine.static_decode import Capture, Rows, Step
 from tandem.engine.torch_runner import TorchRunner
 from tests.tiny_families import BLOCK, VOCAB, Chunk, make_model, pack, prompt
 
@@ -31,7 +31,7 @@ class Tape(TorchDispatchMode):
         self.operations.append((func, args, kwargs or {}, result))
         return result
 
-    def play(self, last: torch.Tensor) -> torch.Tensor:
+    def play(self, last: Rows) -> Rows:
         """Repeat all; what `last` was then is the result."""
         now: dict[int, torch.Tensor] = {}  # by identity: what took the place of a recorded result
 
@@ -44,7 +44,7 @@ class Tape(TorchDispatchMode):
             for before, after in zip(tree_iter(recorded), tree_iter(results), strict=True):
                 if isinstance(before, torch.Tensor):
                     now[id(before)] = after
-        return current(last)
+        return Rows(*map(current, last))
 
 
 class TapeRecorder:
@@ -60,7 +60,7 @@ class TapeRecorder:
             result = step()
         self.tapes.append(tape)
 
-        def play() -> torch.Tensor:
+        def play() -> Rows:
             self.num_played += 1
             return tape.play(result)
 

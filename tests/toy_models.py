@@ -28,6 +28,7 @@ import numpy.typing as npt
 import torch
 from scipy import optimize, stats
 
+from tandem.draft_law import SparseLaw
 from tandem.engine.runner import RaggedBatch
 from tandem.engine.worker import Program, Worker
 from tandem.types import SamplingParams
@@ -158,6 +159,7 @@ class ToyRunner:
         self._tokens = np.full((self.num_blocks, self.block_size), -1, dtype=np.int64)
         self._states = np.full((self.num_blocks, self.block_size), -1, dtype=np.int64)
         self._answer = torch.zeros(0)
+        self._last_states = torch.zeros(0, 1)
 
     @property
     def vocab_size(self) -> int:
@@ -176,7 +178,9 @@ class ToyRunner:
             raise ModelFailure(f"forward {number} was told to fail")
         for sequence in range(batch.num_sequences):
             self._write(batch, sequence)
-        self._answer = torch.stack([self._row(batch, int(row)) for row in batch.logits_rows] or [torch.zeros(0)])
+        states = [self._state_at(batch, int(row)) for row in batch.logits_rows]
+        self._last_states = torch.tensor(states, dtype=torch.float32)[:, None]
+        self._answer = self.model.table[states] if states else torch.zeros(1, 0)
         return self._answer
 
     def step_size(self, num_sequences: int, *, tokens_each: int) -> int:
@@ -185,6 +189,11 @@ class ToyRunner:
     @property
     def last_step_size(self) -> int:
         return self.batches[-1].num_tokens
+
+    @property
+    def last_states(self) -> torch.Tensor:
+        """A text's hidden state is its number."""
+        return self._last_states
 
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         self._tokens[list(destinations)] = self._tokens[list(sources)]
@@ -210,11 +219,25 @@ class ToyRunner:
             cell = blocks[position // self.block_size], position % self.block_size
             self._tokens[cell], self._states[cell] = token_id, state
 
-    def _row(self, batch: RaggedBatch, row: int) -> torch.Tensor:
+    def _state_at(self, batch: RaggedBatch, row: int) -> int:
         sequence = int(np.searchsorted(batch.sequence_starts, row, side="right")) - 1
         blocks = batch.block_table[batch.block_starts[sequence] : batch.block_starts[sequence + 1]]
         length = int(batch.past_lens[sequence]) + row - int(batch.sequence_starts[sequence]) + 1
-        return self.model.logits(self.read([int(block) for block in blocks], length))
+        return text_state(self.read([int(block) for block in blocks], length))
+
+
+@dataclass(frozen=True)
+class ToyHead:
+    """A DraftHead for a ToyRunner's target: what `model` says, the target itself or one that is like it."""
+
+    model: ToyModel
+    calls: list[int] = field(default_factory=list)  # how many tokens each was for
+
+    def laws(self, states: torch.Tensor, token_ids: Sequence[int]) -> list[SparseLaw]:
+        self.calls.append(len(token_ids))
+        after = [next_state(int(state), token) for state, token in zip(states[:, 0].tolist(), token_ids, strict=True)]
+        probs, ids = self.model.table[after].softmax(dim=-1).sort(dim=-1, descending=True)
+        return [SparseLaw(i.numpy().astype(np.uint32), p.numpy()) for i, p in zip(ids, probs, strict=True)]
 
 
 def _check_contract(batch: RaggedBatch, runner: ToyRunner) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ def prompt(length: int, *, seed: int = 0) -> list[int]:
 
 def score(session: Session, num_rows: int = 1) -> Program[torch.Tensor]:
     """The logits of the session's last tokens."""
-    logits = yield Feed(session, num_rows)
+    logits: torch.Tensor = yield Feed(session, num_rows)
     return logits.clone()
 
 
@@ -42,7 +43,7 @@ def expected_rows(tokens: Sequence[int], num_rows: int) -> torch.Tensor:
     return torch.stack([MODEL.logits(tokens[: len(tokens) - num_rows + 1 + row]) for row in range(num_rows)])
 
 
-async def soon(awaitable: Awaitable[Completed[torch.Tensor]] | Awaitable[Completed[list[int]]]) -> object:
+async def soon(awaitable: Awaitable[Completed[Any]]) -> object:
     """The value, or TimeoutError where the worker has forgotten about it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         return (await awaitable).value

@@ -10,6 +10,7 @@ import typer
 
 from tandem.cli.measured import (
     ApiKey,
+    DraftHead,
     DraftLayers,
     DraftModel,
     DraftTable,
@@ -40,6 +41,7 @@ def advise(
     draft_model: DraftModel = None,
     draft_layers: DraftLayers = None,
     draft_table: DraftTable = None,
+    draft_head: DraftHead = None,
     threads: Threads = None,
     drafter: Annotated[
         list[str] | None,
@@ -87,6 +89,7 @@ def advise(
             draft_model=draft_model,
             draft_layers=draft_layers,
             draft_table=draft_table,
+            draft_head=draft_head,
             threads=threads,
             environment=os.environ,
         )

@@ -103,6 +103,13 @@ def _up(
             show_default=False,
         ),
     ] = None,
+    draft_head: Annotated[
+        str | None,
+        typer.Option(
+            help="A file that says what may follow by the target's hidden states, made by `tandem distill`, too.",
+            envvar="TANDEM_TARGET_DRAFT_HEAD",
+        ),
+    ] = None,
     draft_layers: Annotated[
         int | None,
         typer.Option(
@@ -166,6 +173,7 @@ def _up(
         draft_model=draft_model,
         draft_layers=draft_layers,
         draft_table=draft_table,
+        draft_head=draft_head,
         draft=not no_draft,
         device=device,
         draft_device=draft_device,

@@ -10,6 +10,7 @@ import typer
 
 from tandem.cli.measured import (
     ApiKey,
+    DraftHead,
     DraftLayers,
     DraftModel,
     DraftTable,
@@ -30,6 +31,7 @@ def bench(
     draft_model: DraftModel = None,
     draft_layers: DraftLayers = None,
     draft_table: DraftTable = None,
+    draft_head: DraftHead = None,
     threads: Threads = None,
     metrics_url: Annotated[
         list[str] | None,
@@ -106,6 +108,7 @@ def bench(
             draft_model=draft_model,
             draft_layers=draft_layers,
             draft_table=draft_table,
+            draft_head=draft_head,
             threads=threads,
             environment=os.environ,
         )

@@ -64,6 +64,7 @@ def started_with(up: UpOptions) -> dict[str, Any]:
         "draft": up.drafting_model or "n-grams",
         "draft layers": up.draft_layers,
         "draft table": up.drafting_table,
+        "draft head": up.draft_head,
         "threads of the target": up.target_threads,
     }
     return {name: value for name, value in chosen.items() if value is not None}

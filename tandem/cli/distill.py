@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-Stage = Literal["answers", "ngrams", "draft"]
+Stage = Literal["answers", "ngrams", "head", "draft"]
 
 
 def distill(
@@ -35,6 +35,14 @@ def distill(
         Path | None,
         typer.Option(
             help="File of the n-grams of the answers, a draft without a model. (default: in the work folder)",
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of the draft head, which reads the target's own states. (default: in the work folder)",
             dir_okay=False,
             show_default=False,
         ),
@@ -69,6 +77,13 @@ def distill(
         float,
         typer.Option(min=0.0, max=1.0, help="Share of the loss that is the acceptance itself, not the divergence."),
     ] = 0.0,
+    head_vocab: Annotated[int, typer.Option(min=16, help="Tokens that the draft head can say.")] = 8192,
+    head_inner: Annotated[int, typer.Option(min=1, help="Width of its gated layer.")] = 1024,
+    head_tokens: Annotated[
+        int, typer.Option(min=1, help="Answer tokens that it learns from; their states take room on the disk.")
+    ] = 2_000_000,
+    head_epochs: Annotated[float, typer.Option(min=0.01, help="How often it goes through them.")] = 4.0,
+    head_overlap: Annotated[float, typer.Option(min=0.0, max=1.0, help="As --overlap, of its training.")] = 0.3,
     evaluations: Annotated[int, typer.Option(min=1, help="Looks at the acceptance, over the whole training.")] = 20,
     patience: Annotated[int, typer.Option(min=1, help="Looks without a better one that end the training.")] = 4,
     seed: Annotated[int, typer.Option(min=0, help="Of the built-in prompts, and of the training.")] = 0,
@@ -81,13 +96,14 @@ def distill(
         float, typer.Option(min=0.01, help="Memory for the answers under way; it bounds how many there are.")
     ] = 1.0,
 ) -> None:
-    """Train a small draft for a target, from the target's own answers. Ended at any time, it goes on when run again.
+    """Train a draft head and a small draft for a target, from its own answers. Ended, it goes on when run again.
 
     docs/distilling.md is the recipe.
     """
     from tandem.cli.cores import available_cores
     from tandem.cli.distill_run import run
     from tandem.distill.answers import GenerationSettings
+    from tandem.distill.head import HeadSettings
     from tandem.distill.run import DistillOptions, default_work_folder
     from tandem.distill.training import TrainingSettings
     from tandem.settings import EngineSettings
@@ -100,12 +116,21 @@ def distill(
         work=folder,
         out=out or folder / "draft",
         ngrams=ngrams or folder / "ngrams.safetensors",
+        head=head or folder / "head.safetensors",
         prompts=prompts,
         only_own_prompts=only_own_prompts,
         seed=seed,
         until=until,
         num_layers=layers,
         generation=GenerationSettings(num_answer_tokens=tokens, batch_size=batch_size, top=top),
+        head_training=HeadSettings(
+            vocabulary=head_vocab,
+            inner=head_inner,
+            most_tokens=head_tokens,
+            epochs=head_epochs,
+            overlap=head_overlap,
+            seed=seed,
+        ),
         training=TrainingSettings(
             layers=_parse_layers(from_layers),
             vocabulary=vocab,

@@ -31,7 +31,7 @@ def run(options: DistillOptions) -> int:
 
 
 class _Bars:
-    """A Display (see tandem/distill/run.py) with one bar for each stage."""
+    """A Display (see tandem/distill/display.py) with one bar for each stage."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))

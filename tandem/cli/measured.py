@@ -33,6 +33,12 @@ DraftTable = Annotated[
         show_default=False,
     ),
 ]
+DraftHead = Annotated[
+    str | None,
+    typer.Option(
+        help="With --up: the target's draft head, which `tandem distill` makes.", envvar="TANDEM_TARGET_DRAFT_HEAD"
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, help="With --up: CPU threads of each model service. (default: all cores, divided)"),
@@ -45,6 +51,7 @@ def services_of_the_run(
     draft_model: str | None,
     draft_layers: int | None,
     draft_table: str | None,
+    draft_head: str | None,
     threads: int | None,
     environment: Mapping[str, str],
 ) -> UpOptions:
@@ -56,6 +63,7 @@ def services_of_the_run(
         draft_model=draft_model,
         draft_layers=draft_layers,
         draft_table=draft_table,
+        draft_head=draft_head,
         threads=threads,
         cores=available_cores(),
         tls=bool(environment.get("TANDEM_GATEWAY_TLS_CERTIFICATE_FILE")),

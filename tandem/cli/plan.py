@@ -22,6 +22,7 @@ class UpOptions:
     draft_model: str | None = None
     draft_layers: int | None = None
     draft_table: str | None = None  # None: the bundled one, where that fits
+    draft_head: str | None = None
     draft: bool = True
     device: str | None = None
     draft_device: str | None = None
@@ -109,6 +110,7 @@ def plan_services(options: UpOptions, environment: Mapping[str, str]) -> list[li
             TANDEM_TARGET_PORT=str(options.target_port),
             TANDEM_TARGET_METRICS_PORT=str(options.target_metrics_port),
             TANDEM_TARGET_MODEL=options.model,
+            TANDEM_TARGET_DRAFT_HEAD=options.draft_head,
             TANDEM_TARGET_DEVICE=options.device,
             TANDEM_TARGET_DTYPE=options.dtype,
             TANDEM_TARGET_THREADS=str(options.target_threads),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 
@@ -13,7 +13,10 @@ from tandem.distill.answers import LONGEST, GenerationSettings, Tally, generate
 from tandem.distill.asked import Asked
 from tandem.distill.chat import ModelTokenizer
 from tandem.distill.dataset import coverage, likeliest_ids, read_examples, split
+from tandem.distill.display import Display
 from tandem.distill.evaluation import ALL, Acceptance, acceptance
+from tandem.distill.head import HeadSettings
+from tandem.distill.head_run import HeadStage
 from tandem.distill.ngrams import hits, learn
 from tandem.distill.own_prompts import own_prompts
 from tandem.distill.starters.make import starters
@@ -31,17 +34,9 @@ from tandem.models.tokenizer_files import tokenizer_fingerprint, vocabulary
 from tandem.ngram_table import Origin
 from tandem.settings import EngineSettings
 
-Stage = Literal["answers", "ngrams", "draft"]
+Stage = Literal["answers", "ngrams", "head", "draft"]
 _LOCK: Final = ".lock"
 _LOCK_SECONDS: Final = 5.0
-
-
-class Display(Protocol):
-    """Where the stages say how far they are."""
-
-    def say(self, line: str) -> None: ...
-
-    def progress(self, stage: str, *, completed: float, total: float, words: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +47,14 @@ class DistillOptions:
     work: Path
     out: Path
     ngrams: Path
+    head: Path
     prompts: Path | None
     only_own_prompts: bool
     seed: int
     until: Stage
     num_layers: int
     generation: GenerationSettings
+    head_training: HeadSettings
     training: TrainingSettings
     engine: EngineSettings
 
@@ -83,6 +80,10 @@ def run_distill(options: DistillOptions, display: Display, stop: Callable[[], bo
             return not stop()
         _ngrams(options, files, folder, display)
         if options.until == "ngrams":
+            return True
+        if not _head(options, files, folder, display, stop):
+            return False
+        if options.until == "head":
             return True
         return _draft(options, files, folder, display, stop)
 
@@ -169,9 +170,27 @@ def _ngrams(options: DistillOptions, files: ModelFiles, folder: WorkFolder, disp
     )
 
 
+def _head(
+    options: DistillOptions, files: ModelFiles, folder: WorkFolder, display: Display, stop: Callable[[], bool]
+) -> bool:
+    stage = HeadStage(
+        files=files, folder=folder, path=options.head, settings=options.head_training, engine=options.engine
+    )
+    head = stage.run(display, stop)
+    if head is None:
+        return False
+    display.say(
+        f"the draft head is in {options.head}; in held-out answers {head.origin.greedy_acceptance:.1%} of its tokens "
+        f"are accepted at temperature 0, and {head.origin.sampled_acceptance:.1%} at 1: tandem up --model "
+        f"{options.model} --draft-head {options.head}"
+    )
+    return True
+
+
 def _draft(
     options: DistillOptions, files: ModelFiles, folder: WorkFolder, display: Display, stop: Callable[[], bool]
 ) -> bool:
+    torch.set_num_threads(options.engine.threads)  # an OpenVINO runner has left one
     shards = folder.shards
     training, validation = split(read_examples(shards))
     device = choose_device(options.engine.device)

@@ -18,6 +18,7 @@ import torch
 from tandem.distill.dataset import Example, batches
 from tandem.distill.evaluation import ALL, Acceptance, acceptance
 from tandem.distill.loss import law_loss
+from tandem.distill.schedule import rate_share
 from tandem.distill.student import Student
 from tandem.distill.work_folder import write_whole
 from tandem.errors import InvalidRequest
@@ -25,8 +26,6 @@ from tandem.errors import InvalidRequest
 CHECKPOINT: Final = "checkpoint.pt"
 BEST: Final = "best.pt"
 _CHECKPOINT_SECONDS: Final = 60.0
-_WARM_UP_SHARE: Final = 0.04
-_LAST_RATE: Final = 0.05  # of the highest
 _BETAS: Final = (0.9, 0.98)
 
 
@@ -188,21 +187,12 @@ class _Run:
             overlap=self._settings.overlap,
         )
         for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self._rate()
+            parameters["lr"] = self._settings.learning_rate * rate_share(self.step, self._steps)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
         self._optimizer.step()
         return float(loss.detach())
-
-    def _rate(self) -> float:
-        """Linear warm-up, then a cosine down to a twentieth."""
-        warm_up = max(1, round(_WARM_UP_SHARE * self._steps))
-        if self.step < warm_up:
-            return self._settings.learning_rate * (self.step + 1) / warm_up
-        done = (self.step - warm_up) / max(1, self._steps - warm_up)
-        share = _LAST_RATE + (1.0 - _LAST_RATE) * 0.5 * (1.0 + math.cos(math.pi * done))
-        return self._settings.learning_rate * share
 
     def _evaluate(self) -> Acceptance:
         found = acceptance(self._student, self._validation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tandem.engine.static_decode import Step
+from tandem.engine.static_decode import Rows, Step
 
 # Libraries choose kernels and take their workspaces at first use, which a graph cannot hold.
 _WARM_UPS = 2
@@ -35,7 +35,7 @@ class CudaGraphs:
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = step()
 
-        def replay() -> torch.Tensor:
+        def replay() -> Rows:
             with torch.cuda.device(self._device):
                 graph.replay()
             return result

@@ -24,11 +24,13 @@ class Computed:
     """What came of a step.
 
     `logits`: of the rows that its chunks want, one after another, and behind each chunk's those of `behind`, the tokens
-    that its session was taken on by. `finite`: by row. `round_seconds`: what a step of as many sequences takes with 0,
-    1, 2, ... drafted tokens each; empty where that is not known.
+    that its session was taken on by. `states`: hidden states of the same rows; none where it went on. `finite`: by row.
+    `round_seconds`: what a step of as many sequences takes with 0, 1, 2, ... drafted tokens each; empty where that is
+    not known.
     """
 
     logits: torch.Tensor
+    states: torch.Tensor
     finite: list[bool]
     behind: list[list[int]]  # [chunks]
     seconds: float
@@ -58,6 +60,7 @@ class Forwards:
         seconds = time.perf_counter() - began
         return Computed(
             logits=logits,
+            states=self._runner.last_states if gone_on is None else logits[:0],
             finite=finite,
             behind=[[] for _ in chunks] if gone_on is None else gone_on.token_ids,
             seconds=seconds,

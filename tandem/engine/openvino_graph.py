@@ -90,7 +90,8 @@ def _keep_layers(graph: ov.Model, num_layers: int) -> None:
 def _gather_before_head(graph: ov.Model) -> ov.Node:
     """A new input names the rows whose logits are wanted; the head, 20 % of a small model, works for these only.
 
-    Returns the head: the multiplication that makes the logits.
+    What it reads, their hidden states, is the graph's second output. Returns the head: the multiplication that makes
+    the logits.
     """
     head = graph.get_results()[0].input_value(0).get_node()
     while head.get_type_name() != "MatMul":
@@ -100,5 +101,6 @@ def _gather_before_head(graph: ov.Model) -> ov.Node:
     gathered = opset13.gather(head.input_value(0), rows.output(0), opset13.constant(0, np.int32))
     head.input(0).replace_source_output(gathered.output(0))
     graph.add_parameters([rows])
+    graph.add_results([opset13.result(gathered)])
     graph.validate_nodes_and_infer_types()
     return head

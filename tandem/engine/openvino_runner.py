@@ -119,7 +119,7 @@ class OpenVinoRunner:
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": rounding_group(graph) if precision.rounds_activations else 0,
         }
         self._attends_in_blocks = attends_in_blocks
-        self._last_step_size = 0
+        self._last_step_size = self._last_num_rows = 0
         self._needs_company = not precision.rounds_activations
         self._least_size = 2 if self._needs_company or attends_in_blocks else 1
         compiled = core.compile_model(graph, "CPU", options)
@@ -188,6 +188,7 @@ class OpenVinoRunner:
             ROWS: rows,
         }
         logits = self._steps.infer(inputs, num_tokens=size)
+        self._last_num_rows = len(batch.logits_rows)
         wanted = torch.from_numpy(logits.reshape(len(rows), logits.shape[-1])[: len(batch.logits_rows)])
         if self._token_ids is not None:
             return spread(wanted, self._token_ids, vocab_size=self._vocab_size)
@@ -202,6 +203,11 @@ class OpenVinoRunner:
     @property
     def last_step_size(self) -> int:
         return self._last_step_size
+
+    @property
+    def last_states(self) -> torch.Tensor:
+        states = self._steps.last_states
+        return torch.from_numpy(states.reshape(-1, states.shape[-1])[: self._last_num_rows])
 
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy whole blocks of all layers, pair by pair: a destination may be the source of a later pair."""

@@ -32,6 +32,12 @@ class CompiledSteps:
         self._any = _Request(compiled)
         self._fixed = {size: _Request(compile_size(size)) for size in sorted(fixed_sizes)}
         self._size = StepSize()
+        self._last = self._any
+
+    @property
+    def last_states(self) -> npt.NDArray[np.float32]:
+        """The second output of the last step; memory that the next one may write anew."""
+        return self._last.output(1)
 
     def keep(self, name: str, tensor: ov.Tensor) -> None:
         """Give an input a tensor for good: the KV cache, which all steps share."""
@@ -47,8 +53,10 @@ class CompiledSteps:
         return self._fixed_size(num_tokens) or favourite_size(num_tokens)
 
     def infer(self, inputs: Mapping[str, npt.NDArray[np.int32]], *, num_tokens: int) -> npt.NDArray[np.float32]:
-        """The output of a step of `num_tokens`; memory that the next one writes anew."""
-        return self._fixed.get(num_tokens, self._any).infer(inputs)
+        """The first output of a step of `num_tokens`; memory that the next one writes anew."""
+        self._last = self._fixed.get(num_tokens, self._any)
+        self._last.infer(inputs)
+        return self._last.output(0)
 
     def _fixed_size(self, num_tokens: int) -> int | None:
         return next((size for size in self._fixed if size >= num_tokens), None)
@@ -64,11 +72,13 @@ class _Request:
     def keep(self, name: str, tensor: ov.Tensor) -> None:
         self._request.set_tensor(name, tensor)
 
-    def infer(self, inputs: Mapping[str, npt.NDArray[np.int32]]) -> npt.NDArray[np.float32]:
+    def infer(self, inputs: Mapping[str, npt.NDArray[np.int32]]) -> None:
         for name, array in inputs.items():
             self._give(name, array)
         self._request.infer()
-        output: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
+
+    def output(self, index: int) -> npt.NDArray[np.float32]:
+        output: npt.NDArray[np.float32] = self._request.get_output_tensor(index).data
         return output
 
     def _give(self, name: str, array: npt.NDArray[np.int32]) -> None:

@@ -30,7 +30,7 @@ def plan_step(jobs: Sequence[Job], *, max_tokens: int, block_size: int) -> list[
 
     Sessions take over cached blocks that hold their next tokens, and give up the cache of rows that are wanted.
     """
-    waiting = [(job, job.feed) for job in jobs if job.feed is not None]
+    waiting = [(job, job.feed) for job in jobs if isinstance(job.feed, Feed)]
     waiting = [pair for pair in waiting if not pair[0].background] or waiting[:MAX_BACKGROUND_FEEDS]
     for _, feed in waiting:
         feed.session.rewind(len(feed.session.tokens) - feed.num_rows)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-
-import torch
 
 from tandem.engine.runner import Choosing
 from tandem.engine.session import Session
@@ -38,7 +36,17 @@ class Feed:
         return self.num_missing - self.num_rows <= block_size
 
 
-Program = Generator[Feed, torch.Tensor, T]
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """Small work that is cheaper for many at once: answered with what `compute` makes of `item`, when all programs that
+    were answered by the same step have gone on. `compute` gets the items of all that yielded it."""
+
+    session: Session
+    compute: Callable[[list[Any]], list[Any]]
+    item: Any
+
+
+Program = Generator[Feed | Joint, Any, T]  # a Feed is answered with a torch.Tensor, its logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Job:
     future: Future[Completed[Any]]
     submitted: float  # perf_counter seconds
     background: bool = False
-    feed: Feed | None = None  # None: not started
+    feed: Feed | Joint | None = None  # what it waits for; None: not started
     forward_seconds: float = 0.0
     num_sequences: int = 1  # of the last forward
     round_seconds: tuple[float, ...] = ()

@@ -112,5 +112,9 @@ class ModelRunner(Protocol):
     def last_step_size(self) -> int:
         """As how many the last forward was computed."""
 
+    @property
+    def last_states(self) -> torch.Tensor:
+        """Hidden states [R, W] that the head made the last forward's logits of, float32; the next call may reuse it."""
+
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy whole KV blocks, pair by pair, before the next forward."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -35,7 +36,15 @@ _NUM_AHEAD = (1, 2, 4, 7)  # tokens that a step goes on for: what is left of dra
 _LEAST_TEMPERATURE = 1e-6  # below it all weight is the likeliest's, in float32
 _MOST_STEPS = 64  # recorded at once; each keeps its logits and a few MB of the driver's
 
-Step = Callable[[], torch.Tensor]  # one forward over a bucket's buffer: logits [S * n, vocab], reused by the next call
+
+class Rows(NamedTuple):
+    """What a forward makes of tokens: their logits [R, vocab], and the states [R, W] that the head read, float32."""
+
+    logits: torch.Tensor
+    states: torch.Tensor
+
+
+Step = Callable[[], Rows]  # one forward over a bucket's buffer: of all tokens [S * n], reused by the next call
 Capture = Callable[[Step], Step]  # records a step; raises RuntimeError where it cannot be recorded
 
 
@@ -47,13 +56,13 @@ def as_it_is(step: Step) -> Step:
 class StaticDecoder:
     """Recorded steps, by bucket: the ones used last, `most_steps` of them.
 
-    `compute` is the model: token ids [1, T], positions [1, T] and a context -> logits [T, vocab], float32. The caches
+    `compute` is the model: token ids [1, T], positions [1, T] and a context -> rows of all T. The caches
     `keys` and `values` have a block of their own for padding, `spare_block`, which no sequence owns.
     """
 
     def __init__(
         self,
-        compute: Callable[[torch.Tensor, torch.Tensor, StaticContext], torch.Tensor],
+        compute: Callable[[torch.Tensor, torch.Tensor, StaticContext], Rows],
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
         *,
@@ -70,8 +79,9 @@ class StaticDecoder:
         self._most_steps = most_steps
         self._steps: OrderedDict[Bucket, tuple[StaticInputs, Step]] = OrderedDict()  # the one used last is last
 
-    def forward(self, batch: RaggedBatch) -> torch.Tensor | None:
-        """Logits [R, vocab], reused by the next call; None where the batch fits no bucket or nothing can be recorded.
+    def forward(self, batch: RaggedBatch) -> Rows | None:
+        """The rows that are wanted, reused by the next call; None where the batch fits no bucket or nothing can be
+        recorded.
 
         A bucket's first batch takes longer, since its step is recorded then.
         """
@@ -79,7 +89,9 @@ class StaticDecoder:
         if found is None:
             return None
         inputs, step = found
-        return step()[inputs.rows(batch)]
+        wanted = inputs.rows(batch)
+        all_rows = step()
+        return Rows(all_rows.logits[wanted], all_rows.states[wanted])
 
     def forward_ahead(self, batch: RaggedBatch, choosing: Sequence[Choosing]) -> Ahead | None:
         """See AheadRunner in runner.py."""
@@ -93,7 +105,7 @@ class StaticDecoder:
         if found is None:
             return None
         inputs, step = found
-        logits = step()[: batch.num_sequences * (1 + num_ahead)]
+        logits = step().logits[: batch.num_sequences * (1 + num_ahead)]
         return Ahead(logits, inputs.chosen[: batch.num_sequences].tolist())
 
     def _step(
@@ -128,14 +140,15 @@ class StaticDecoder:
         self._steps[bucket] = (inputs, step)
         return inputs, step
 
-    def _run(self, inputs: StaticInputs) -> torch.Tensor:
-        return self._logits(inputs.token_ids, inputs.layout)
+    def _run(self, inputs: StaticInputs) -> Rows:
+        return self._rows(inputs.token_ids, inputs.layout)
 
-    def _run_ahead(self, inputs: StaticInputs) -> torch.Tensor:
-        """Logits [S * (1 + A), vocab]: of each sequence's last token, and of those chosen behind it, which are left in
-        `inputs.chosen`."""
+    def _run_ahead(self, inputs: StaticInputs) -> Rows:
+        """[S * (1 + A)]: of each sequence's last token, and of those chosen behind it, which are left in
+        `inputs.chosen`; without states, which drafts have no use for."""
         layout, bucket = inputs.layout, inputs.bucket
-        logits = self._logits(inputs.token_ids, layout).view(bucket.num_sequences, bucket.num_new, -1)
+        every = self._rows(inputs.token_ids, layout)
+        logits = every.logits.view(bucket.num_sequences, bucket.num_new, -1)
         last_step = (layout.lengths - 1).clamp(min=0)
         last = logits.gather(1, last_step[:, None, None].expand(-1, 1, logits.shape[-1]))[:, 0]
         rows = [last]
@@ -143,12 +156,12 @@ class StaticDecoder:
             chosen = _choose(last, inputs.temperatures, inputs.uniforms[:, index], law_size=bucket.law_size)
             inputs.chosen[:, index].copy_(chosen)
             layout = layout.behind()
-            last = self._logits(chosen[:, None], layout)
+            last = self._rows(chosen[:, None], layout).logits
             rows.append(last)
-        return torch.stack(rows, dim=1).flatten(0, 1)
+        return Rows(torch.stack(rows, dim=1).flatten(0, 1), every.states[:0])
 
-    def _logits(self, token_ids: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """Of all tokens [S, n]: [S * n, vocab]."""
+    def _rows(self, token_ids: torch.Tensor, layout: Layout) -> Rows:
+        """Of all tokens [S, n]: [S * n]."""
         context = StaticContext(layout, self._keys, self._values)
         return self._compute(token_ids.reshape(1, -1), context.positions.view(1, -1), context)
 

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -29,7 +30,7 @@ from tandem.engine.model_check import LayerShape
 from tandem.engine.paged_attention import AttentionContext, PagedContext, paged_attention, to_device
 from tandem.engine.partial_head import spread
 from tandem.engine.runner import Ahead, Choosing, Int32Array, RaggedBatch
-from tandem.engine.static_decode import Capture, StaticDecoder
+from tandem.engine.static_decode import Capture, Rows, StaticDecoder
 from tandem.models.facts import context_length
 
 _PAGED = "tandem_paged"  # the name of our attention function inside transformers
@@ -82,6 +83,7 @@ class TorchRunner:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._last_step_size = 0
+        self._head_input = self._last_states = torch.empty(0, 0)
         model_check.refuse_by_configuration(model, vocab_size=vocab_size)
         AttentionInterface.register(_PAGED, paged_attention)
         AttentionInterface.register(model_check.RECORDING, model_check.recording_attention)
@@ -90,6 +92,7 @@ class TorchRunner:
         AttentionMaskInterface.register(model_check.RECORDING, model_check.recording_mask)
 
         own_attention = model_check.attention_of(model)
+        watching = self._watch_head()
         self._device = next(model.parameters()).device
         self._token_ids: torch.Tensor | None = None  # checked with its whole head first
         try:
@@ -105,11 +108,22 @@ class TorchRunner:
             model_check.check_against_reference(model, self, reference)
         except BaseException:
             model.set_attn_implementation(own_attention)  # leave a refused model as it came
+            watching.remove()
             raise
         if token_ids is not None:
             self._token_ids = to_device(token_ids, self._device).long()
             model.set_output_embeddings(_rows_of(model.get_output_embeddings(), self._token_ids))
             self._static = self._static_decoder(capture)  # steps recorded so far have the whole head
+            self._watch_head()
+
+    def _watch_head(self) -> RemovableHandle:
+        """Keep what the head reads: transformers returns it only with the states of all layers."""
+
+        def keep(_head: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+            self._head_input = given[0]
+
+        handle: RemovableHandle = self._model.get_output_embeddings().register_forward_pre_hook(keep)
+        return handle
 
     def _static_decoder(self, capture: Capture | None) -> StaticDecoder | None:
         if capture is None:
@@ -153,19 +167,24 @@ class TorchRunner:
     def last_step_size(self) -> int:
         return self._last_step_size
 
+    @property
+    def last_states(self) -> torch.Tensor:
+        return self._last_states
+
     @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> torch.Tensor:
         """Logits [R, vocab_size], float32, contiguous, on the model's device. See ModelRunner."""
         self._last_step_size = batch.num_tokens
-        recorded = None if self._static is None else self._static.forward(batch)
-        if recorded is not None:
-            return recorded
-        return self._compute(
-            to_device(batch.token_ids, self._device)[None],
-            to_device(batch.position_ids, self._device)[None],
-            PagedContext(batch, self._block_size, self._keys, self._values),
-            to_device(batch.logits_rows, self._device),
-        )
+        rows = None if self._static is None else self._static.forward(batch)
+        if rows is None:
+            rows = self._compute(
+                to_device(batch.token_ids, self._device)[None],
+                to_device(batch.position_ids, self._device)[None],
+                PagedContext(batch, self._block_size, self._keys, self._values),
+                to_device(batch.logits_rows, self._device),
+            )
+        self._last_states = rows.states
+        return rows.logits
 
     @torch.inference_mode()
     def forward_ahead(self, batch: RaggedBatch, choosing: Sequence[Choosing]) -> Ahead | None:
@@ -181,8 +200,8 @@ class TorchRunner:
         positions: torch.Tensor,
         context: AttentionContext,
         rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Logits [R, vocab_size] of packed tokens [1, T]; of all T where `rows` [R] is None."""
+    ) -> Rows:
+        """Rows [R] of packed tokens [1, T]; all T where `rows` is None."""
         # Any: PreTrainedModel declares no forward of its own.
         output: Any = self._model(
             input_ids=token_ids,
@@ -191,10 +210,11 @@ class TorchRunner:
             logits_to_keep=0 if rows is None else rows,  # 0: transformers' word for all
             tandem_context=context,
         )
+        states = self._head_input.flatten(0, -2).float()
         if self._token_ids is not None:
-            return spread(output.logits[0], self._token_ids, vocab_size=self._vocab_size)
+            return Rows(spread(output.logits[0], self._token_ids, vocab_size=self._vocab_size), states)
         logits: torch.Tensor = output.logits[0, :, : self._vocab_size]
-        return logits.float().contiguous()
+        return Rows(logits.float().contiguous(), states)
 
     @torch.inference_mode()
     def copy_blocks(self, sources: Sequence[int], destinations: Sequence[int]) -> None:

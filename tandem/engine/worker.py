@@ -9,7 +9,8 @@ worker runs the feeds of all waiting programs as one ragged batch, step after st
    reached, so that a long prompt delays another session's round by one step at most;
 3. give the planned sessions KV blocks, evicting the cache of others when the pool is dry;
 4. one forward; hand logits to the programs whose feed is complete. Where all of them say how they will go on, the
-   forward may compute that, too.
+   forward may compute that, too;
+5. what they then want computed beside the model (`Joint`), for all at once.
 
 Programs run on this thread, between forwards; they hold no locks and must not block.
 
@@ -35,14 +36,14 @@ from tandem.engine.block_pool import BlockPool, PoolExhausted
 from tandem.engine.forwards import Forwards
 from tandem.engine.gathering import Gathering
 from tandem.engine.planning import Chunk, plan_step
-from tandem.engine.programs import Completed, Feed, Job, Program
+from tandem.engine.programs import Completed, Feed, Job, Joint, Program
 from tandem.engine.runner import AheadRunner, ModelRunner
 from tandem.engine.session import Session
 from tandem.engine.step_times import StepTimes
 from tandem.errors import InternalError, Overloaded, TandemError, Unavailable
 from tandem.types import ServiceTimes
 
-__all__ = ["Completed", "Feed", "Program", "StepObserver", "Worker"]
+__all__ = ["Completed", "Feed", "Joint", "Program", "StepObserver", "Worker"]
 
 T = TypeVar("T")
 
@@ -87,6 +88,7 @@ class Worker:
         self._sessions: dict[Session, None] = {}  # oldest first; changed on the worker's thread only
         self._forks: dict[Session, Session] = {}  # and whose continuation each is; the same
         self._last_step_seconds = 0.0
+        self._last_states = torch.empty(0, 0)
         self._last_success = -math.inf
         self._closing = False
         self._gathering = Gathering()
@@ -199,6 +201,11 @@ class Worker:
         """How long the last forward took: for a program that was just sent logits, theirs."""
         return self._last_step_seconds
 
+    @property
+    def last_states(self) -> torch.Tensor:
+        """Hidden states [num_rows, W] of the logits that a program was just sent; the next step writes them anew."""
+        return self._last_states
+
     def new_session(self, token_ids: Sequence[int], *, prompt_length: int | None = None) -> Session:
         """A session for programs to use, to be given to `end_session` in the end. From any thread."""
         session = Session(self._pool, token_ids, prompt_length)
@@ -228,6 +235,7 @@ class Worker:
             self._take_new()
             try:
                 self._drop_cancelled()
+                self._compute_jointly()
                 self._step(plan_step(self._jobs, max_tokens=self._max_step_tokens, block_size=self._runner.block_size))
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave every later request waiting for ever
                 for job in list(self._jobs):
@@ -288,7 +296,6 @@ class Worker:
         num_tokens = sum(chunk.num_tokens for chunk in chunks)
         self._observer.step(seconds=seconds, num_tokens=num_tokens, num_sequences=len(chunks))
         row = 0
-        answered: list[Session] = []
         for chunk, behind in zip(chunks, computed.behind, strict=True):
             session = chunk.feed.session
             these = slice(row, row + (chunk.feed.num_rows + len(behind) if chunk.completes else 0))
@@ -301,12 +308,13 @@ class Worker:
             chunk.job.num_sequences, chunk.job.round_seconds = len(chunks), computed.round_seconds
             if chunk.completes:
                 if all(computed.finite[these]):
+                    self._last_states = computed.states[these]
                     self._resume(chunk.job, computed.logits[these])
                 else:  # half precision that overflowed: an argmax would answer as if all were well
                     session.release()
                     self._finish(chunk.job, error=InternalError("the model's logits are not finite numbers"))
-                if chunk.job not in self._jobs:
-                    answered.append(session)
+        self._compute_jointly()
+        answered = [chunk.feed.session for chunk in chunks if chunk.completes and chunk.job not in self._jobs]
         if not chunks[0].job.background:  # a step is all of one kind
             self._gathering.step_ended(time.perf_counter(), seconds=seconds, answered=answered)
 
@@ -354,11 +362,26 @@ class Worker:
         else:
             self._end_programs(session, background_only=True)
 
-    def _resume(self, job: Job, logits: torch.Tensor | None) -> None:
-        """Let a program run to its next feed or its end."""
+    def _compute_jointly(self) -> None:
+        """Answer all that wait for joint work. An error of it ends their programs."""
+        while waiting := [(job, job.feed) for job in self._jobs if isinstance(job.feed, Joint)]:
+            compute = waiting[0][1].compute
+            jobs = [job for job, joint in waiting if joint.compute == compute]
+            try:
+                results = compute([joint.item for _, joint in waiting if joint.compute == compute])
+            except Exception as error:  # noqa: BLE001 - their callers' to hear of; the service goes on
+                for job in jobs:
+                    self._finish(job, error=InternalError(f"{type(error).__name__}: {error}"), cause=error)
+                continue
+            for job, result in zip(jobs, results, strict=True):
+                self._resume(job, result)
+
+    def _resume(self, job: Job, answer: object) -> None:
+        """Let a program run to what it wants next or its end; `answer` None: from its beginning."""
         try:
-            job.feed = next(job.program) if logits is None else job.program.send(logits)
-            self._check(job.feed)
+            job.feed = next(job.program) if answer is None else job.program.send(answer)
+            if isinstance(job.feed, Feed):
+                self._check(job.feed)
         except StopIteration as end:
             self._finish(job, value=end.value)
         except TandemError as error:

@@ -3,7 +3,8 @@
 Token by token, the likelier of two guesses is taken:
 
 * what followed the longest suffix that occurred in the text before (prompt lookup), told by the suffix's length;
-* what the target tends to say after the last few tokens (tandem/ngram_table.py), told by the table's certainty;
+* what the target tends to say after the last few tokens (tandem/ngram_table.py), told by the table's certainty; for the
+  first token, where the target has a draft head (tandem/draft_head.py), what that says with it;
 
 each also by whether the other one says the same. How likely they are is what has come in the place of such guesses so
 far (tandem/lookup/certainty.py). A draft ends where all of it is less likely to stand than is worth its time.
@@ -20,10 +21,10 @@ from typing import Literal
 
 import numpy as np
 
-from tandem.draft_law import SparseLaw, pack
+from tandem.draft_law import SparseLaw, listed, pack
 from tandem.errors import OutOfStep
 from tandem.lookup.certainty import Certainty, Experience
-from tandem.lookup.law import draw, shaped
+from tandem.lookup.law import draw, mixed, shaped
 from tandem.lookup.suffix_automaton import Reader, SuffixAutomaton
 from tandem.ngram_table import NgramTable
 from tandem.types import NO_DRAFT, Draft, Drafted, DraftWish, PackedLaw, SessionStart, Verification
@@ -45,6 +46,7 @@ class _Kind:
     source: Literal["text", "table", "law"]
     level: int
     other: Other
+    with_head: bool  # the table spoke with the draft head
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,19 @@ class _Candidate:
 class LookupDrafter:
     """Looks up in the text itself, from matches of `min_match` tokens on, and in `table` where there is one.
 
-    `min_match` None: in the table only. `least_certainty`: where the one who asks names none. A draft depends on texts
-    as they are when it is asked for, and on draws that are made for it alone (docs/exactness.md).
+    `min_match` None: in the table only. `hears_head`: what the target's draft head says counts, too, where it has one.
+    `least_certainty`: where the one who asks names none. A draft depends on texts as they are when it is asked for, and
+    on draws that are made for it alone (docs/exactness.md).
     """
 
-    def __init__(self, *, min_match: int | None = 1, table: NgramTable | None = None, least_certainty: float) -> None:
+    def __init__(
+        self,
+        *,
+        min_match: int | None = 1,
+        table: NgramTable | None = None,
+        hears_head: bool = True,
+        least_certainty: float,
+    ) -> None:
         if min_match is None and table is None:
             raise ValueError("there is nothing to look up in: neither the text nor a table")
         if min_match is not None and min_match < 1:
@@ -72,6 +82,7 @@ class LookupDrafter:
             raise ValueError(f"least_certainty must be between 0 and 1, got {least_certainty}")
         self._min_match = min_match
         self._table = table
+        self._hears_head = hears_head
         self._least_certainty = least_certainty
         # A sampled token is another one than the likeliest more often than not.
         self._experience = {greedy: Experience() for greedy in (True, False)}
@@ -81,6 +92,7 @@ class LookupDrafter:
             start,
             min_match=self._min_match,
             table=self._table,
+            hears_head=self._hears_head,
             least_certainty=self._least_certainty,
             certainty=Certainty(self._experience[start.sampling.greedy]),
         )
@@ -89,11 +101,15 @@ class LookupDrafter:
 def lookup_drafters(
     table: NgramTable | None, *, min_match: int = 1, least_certainty: float
 ) -> dict[str, LookupDrafter]:
-    """All there are, by name: `ngram`, and with a table `table`, and `auto`, which is both."""
-    drafters = {"ngram": LookupDrafter(min_match=min_match, least_certainty=least_certainty)}
-    if table is not None:
-        drafters["table"] = LookupDrafter(min_match=None, table=table, least_certainty=least_certainty)
-        drafters["auto"] = LookupDrafter(min_match=min_match, table=table, least_certainty=least_certainty)
+    """All there are, by name: `ngram`, and with a table `table`, and `auto`, which is both. The last one is the
+    default, and hears the target's draft head."""
+    if table is None:
+        return {"ngram": LookupDrafter(min_match=min_match, least_certainty=least_certainty)}
+    drafters = {
+        "ngram": LookupDrafter(min_match=min_match, hears_head=False, least_certainty=least_certainty),
+        "table": LookupDrafter(min_match=None, table=table, hears_head=False, least_certainty=least_certainty),
+    }
+    drafters["auto"] = LookupDrafter(min_match=min_match, table=table, least_certainty=least_certainty)
     return drafters
 
 
@@ -109,12 +125,14 @@ class LookupSession:
         *,
         min_match: int | None,
         table: NgramTable | None,
+        hears_head: bool,
         least_certainty: float,
         certainty: Certainty,
     ) -> None:
         self._start = start
         self._min_match = min_match
         self._table = table
+        self._hears_head = hears_head
         self._least_certainty = least_certainty
         self._certainty = certainty
         self._text = SuffixAutomaton(start.token_ids)
@@ -158,7 +176,9 @@ class LookupSession:
 
     def guess(self, wish: DraftWish) -> Draft:
         """Tokens that the client is told; the next `advance` says which of them stand."""
-        guesses = self._guesses(wish.num_draft_tokens, wish.least_certainties or (self._least_certainty,))
+        least_certainties = wish.least_certainties or (self._least_certainty,)
+        next_law = listed(wish.next_law) if self._hears_head else []
+        guesses = self._guesses(wish.num_draft_tokens, least_certainties, next_law)
         self._guessed = tuple(token_id for token_id, _ in guesses)
         return Draft(self._guessed, self._packed([law for _, law in guesses])) if guesses else NO_DRAFT
 
@@ -173,8 +193,10 @@ class LookupSession:
         pairs = zip(laws, self._guessed, strict=True)
         return pack([_one_hot(token_id) if law is None else law for law, token_id in pairs])
 
-    def _guesses(self, num_tokens: int, least_certainties: Sequence[float]) -> list[tuple[int, SparseLaw | None]]:
-        """Tokens, each with the law it was drawn from; None: one-hot."""
+    def _guesses(
+        self, num_tokens: int, least_certainties: Sequence[float], next_law: Sequence[tuple[int, float]]
+    ) -> list[tuple[int, SparseLaw | None]]:
+        """Tokens, each with the law it was drawn from; None: one-hot. `next_law`: the draft head's of the first one."""
         reader = Reader(self._text)
         text_length = len(self._text.tokens)
         context = list(self._text.tokens[-_LONGEST_CONTEXT:])
@@ -184,7 +206,8 @@ class LookupSession:
         while len(guesses) < num_tokens:
             position = text_length + len(guesses)
             least_certainty = least_certainties[min(len(guesses), len(least_certainties) - 1)]
-            candidates = self._candidates(reader, context, position=position)
+            said_by_head = () if guesses else next_law
+            candidates = self._candidates(reader, context, said_by_head, position=position)
             self._judged.append([(one.kind, one.guess) for one in candidates if isinstance(one.guess, int)])
             best = max(candidates, key=lambda one: one.probability, default=None)
             if best is None or all_stand * best.probability < least_certainty:
@@ -201,24 +224,30 @@ class LookupSession:
             reader.append(token_id)
         return guesses
 
-    def _candidates(self, reader: Reader, context: Sequence[int], *, position: int) -> list[_Candidate]:
+    def _candidates(
+        self, reader: Reader, context: Sequence[int], said_by_head: Sequence[tuple[int, float]], *, position: int
+    ) -> list[_Candidate]:
         said = reader.next if self._min_match is not None and reader.match_length >= self._min_match else None
-        listed = [] if self._table is None else self._table.law(context)
+        foretold = mixed([] if self._table is None else self._table.law(context), said_by_head)
+        with_head = bool(said_by_head)
         candidates: list[_Candidate] = []
         if said is not None:
-            other: Other = "silent" if not listed else "agrees" if listed[0][0] == said else "differs"
+            other: Other = "silent" if not foretold else "agrees" if foretold[0][0] == said else "differs"
             level, expected = _match_kind(reader.match_length)
-            candidates.append(self._candidate(said, _Kind("text", level, other), expected=expected))
+            candidates.append(self._candidate(said, _Kind("text", level, other, with_head), expected=expected))
         other = "silent" if said is None else "differs"
         if not self._start.sampling.greedy:
             num_generated = position - self._start.prompt_length
-            law = shaped(listed, self._start.sampling, num_generated=num_generated)
+            law = shaped(foretold, self._start.sampling, num_generated=num_generated)
             if law is not None:
                 level = _level(float(law.probs[0]))
-                candidates.append(self._candidate(law, _Kind("law", level, other), expected=_LAW_STANDS[level]))
-        elif listed and listed[0][0] != said:
-            token_id, certainty = listed[0]
-            candidates.append(self._candidate(token_id, _Kind("table", _level(certainty), other), expected=certainty))
+                candidates.append(
+                    self._candidate(law, _Kind("law", level, other, with_head), expected=_LAW_STANDS[level])
+                )
+        elif foretold and foretold[0][0] != said:
+            token_id, certainty = foretold[0]
+            kind = _Kind("table", _level(certainty), other, with_head)
+            candidates.append(self._candidate(token_id, kind, expected=certainty))
         return candidates
 
     def _candidate(self, guess: int | SparseLaw, kind: _Kind, *, expected: float) -> _Candidate:

@@ -18,6 +18,18 @@ from tandem.types import SamplingParams, SessionStart, Verification
 
 FloatArray = npt.NDArray[np.float64]
 
+_HEAD_WEIGHT = 0.8  # of the draft head beside the table; 0.7 and 0.9 are within 0.3 % of it
+
+
+def mixed(table: Sequence[tuple[int, float]], head: Sequence[tuple[int, float]]) -> Sequence[tuple[int, float]]:
+    """What a table and a draft head say together, likeliest first; either may be empty, and is then left out."""
+    if not head or not table:
+        return head or table
+    probs: dict[int, float] = {token_id: _HEAD_WEIGHT * prob for token_id, prob in head}
+    for token_id, prob in table:
+        probs[token_id] = probs.get(token_id, 0.0) + (1.0 - _HEAD_WEIGHT) * prob
+    return sorted(probs.items(), key=lambda one: (-one[1], one[0]))
+
 
 def shaped(said: Sequence[tuple[int, float]], params: SamplingParams, *, num_generated: int) -> SparseLaw | None:
     """The law of the next token by `said`, tokens and their probabilities at temperature 1, likeliest first.

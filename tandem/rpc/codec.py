@@ -102,7 +102,10 @@ def start_to_pb(start: SessionStart) -> common_pb2.OpenSession:
 
 def target_open_to_pb(start: SessionStart) -> target_pb2.TargetOpen:
     return target_pb2.TargetOpen(
-        session=start_to_pb(start), num_logprobs=start.num_logprobs, prompt_logprobs=start.prompt_logprobs
+        session=start_to_pb(start),
+        num_logprobs=start.num_logprobs,
+        prompt_logprobs=start.prompt_logprobs,
+        next_laws=start.next_laws,
     )
 
 
@@ -114,7 +117,9 @@ def target_open_from_pb(message: target_pb2.TargetOpen, *, vocab_size: int) -> S
     if message.prompt_logprobs and num_logprobs is None:
         raise InvalidRequest("prompt_logprobs needs num_logprobs", param="prompt_logprobs")
     start = start_from_pb(message.session, vocab_size=vocab_size)
-    return replace(start, num_logprobs=num_logprobs, prompt_logprobs=message.prompt_logprobs)
+    return replace(
+        start, num_logprobs=num_logprobs, prompt_logprobs=message.prompt_logprobs, next_laws=message.next_laws
+    )
 
 
 def start_from_pb(message: common_pb2.OpenSession, *, vocab_size: int | None) -> SessionStart:
@@ -154,19 +159,21 @@ def check_ids(token_ids: Sequence[int], *, vocab_size: int) -> None:
 
 
 def draft_to_pb(draft: Draft) -> common_pb2.Draft:
-    message = common_pb2.Draft(token_ids=pack_ids(draft.token_ids))
-    if draft.law is not None:
-        message.law.sizes = draft.law.sizes
-        message.law.token_ids = draft.law.token_ids
-        message.law.probs = draft.law.probs
-    return message
+    return common_pb2.Draft(token_ids=pack_ids(draft.token_ids), law=law_to_pb(draft.law))
 
 
 def draft_from_pb(message: common_pb2.Draft) -> Draft:
-    law = None
-    if message.HasField("law"):
-        law = PackedLaw(message.law.sizes, message.law.token_ids, message.law.probs)
+    law = law_from_pb(message.law) if message.HasField("law") else None
     return Draft(unpack_ids(message.token_ids, field="draft.token_ids"), law)
+
+
+def law_to_pb(law: PackedLaw | None) -> common_pb2.DraftLaw | None:
+    return None if law is None else common_pb2.DraftLaw(sizes=law.sizes, token_ids=law.token_ids, probs=law.probs)
+
+
+def law_from_pb(message: common_pb2.DraftLaw) -> PackedLaw:
+    """Not checked: what reads it does that (tandem/draft_law.py)."""
+    return PackedLaw(message.sizes, message.token_ids, message.probs)
 
 
 def verdict_to_pb(verdict: Verdict, *, length: int) -> target_pb2.VerifyResponse:
@@ -182,6 +189,7 @@ def verdict_to_pb(verdict: Verdict, *, length: int) -> target_pb2.VerifyResponse
         prompt_logprobs=_logprobs_to_pb(verdict.prompt_logprobs),
         num_sequences=verdict.times.num_sequences,
         round_seconds=_pack_floats(verdict.times.round_seconds),
+        next_law=law_to_pb(verdict.next_law),
     )
 
 
@@ -233,6 +241,7 @@ def verdict_from_pb(message: target_pb2.VerifyResponse) -> Verdict:
                 num_sequences=max(1, message.num_sequences),
                 round_seconds=_unpack_floats(message.round_seconds),
             ),
+            next_law=law_from_pb(message.next_law) if message.HasField("next_law") else None,
         )
     except (KeyError, ValueError, struct.error, InvalidRequest) as error:
         raise InternalError(f"the target's verdict makes no sense: {error!r}") from error

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/draft.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x1d\n\x1b\x44raftServiceDescribeRequest\"\x9e\x01\n\x1c\x44raftServiceDescribeResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x03 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x04 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x05 \x01(\r\"h\n\x0eProposeRequest\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.tandem.v1.DraftOpenH\x00\x12(\n\x05round\x18\x02 \x01(\x0b\x32\x17.tandem.v1.ProposeRoundH\x00\x42\x06\n\x04step\"E\n\tDraftOpen\x12\'\n\x07session\x18\x01 \x01(\x0b\x32\x16.tandem.v1.OpenSession\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\"n\n\x0cProposeRound\x12#\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x12.tandem.v1.Advance\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x19\n\x11least_certainties\x18\x04 \x03(\x02J\x04\x08\x03\x10\x04\"\x84\x01\n\x0fProposeResponse\x12\x1f\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x10.tandem.v1.Draft\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0f\x66orward_seconds\x18\x04 \x01(\x02\x12\x10\n\x08prepared\x18\x05 \x01(\x08\x32\xb1\x01\n\x0c\x44raftService\x12[\n\x08\x44\x65scribe\x12&.tandem.v1.DraftServiceDescribeRequest\x1a\'.tandem.v1.DraftServiceDescribeResponse\x12\x44\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15tandem/v1/draft.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x1d\n\x1b\x44raftServiceDescribeRequest\"\x9e\x01\n\x1c\x44raftServiceDescribeResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\x12\x10\n\x08\x64rafters\x18\x02 \x03(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_drafter\x18\x03 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x04 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x05 \x01(\r\"h\n\x0eProposeRequest\x12$\n\x04open\x18\x01 \x01(\x0b\x32\x14.tandem.v1.DraftOpenH\x00\x12(\n\x05round\x18\x02 \x01(\x0b\x32\x17.tandem.v1.ProposeRoundH\x00\x42\x06\n\x04step\"E\n\tDraftOpen\x12\'\n\x07session\x18\x01 \x01(\x0b\x32\x16.tandem.v1.OpenSession\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\"\x95\x01\n\x0cProposeRound\x12#\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x12.tandem.v1.Advance\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12\x19\n\x11least_certainties\x18\x04 \x03(\x02\x12%\n\x08next_law\x18\x05 \x01(\x0b\x32\x13.tandem.v1.DraftLawJ\x04\x08\x03\x10\x04\"\x84\x01\n\x0fProposeResponse\x12\x1f\n\x05\x64raft\x18\x01 \x01(\x0b\x32\x10.tandem.v1.Draft\x12\x0e\n\x06length\x18\x02 \x01(\r\x12\x15\n\rqueue_seconds\x18\x03 \x01(\x02\x12\x17\n\x0f\x66orward_seconds\x18\x04 \x01(\x02\x12\x10\n\x08prepared\x18\x05 \x01(\x08\x32\xb1\x01\n\x0c\x44raftService\x12[\n\x08\x44\x65scribe\x12&.tandem.v1.DraftServiceDescribeRequest\x1a\'.tandem.v1.DraftServiceDescribeResponse\x12\x44\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,10 +40,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSEREQUEST']._serialized_end=356
   _globals['_DRAFTOPEN']._serialized_start=358
   _globals['_DRAFTOPEN']._serialized_end=427
-  _globals['_PROPOSEROUND']._serialized_start=429
-  _globals['_PROPOSEROUND']._serialized_end=539
-  _globals['_PROPOSERESPONSE']._serialized_start=542
-  _globals['_PROPOSERESPONSE']._serialized_end=674
-  _globals['_DRAFTSERVICE']._serialized_start=677
-  _globals['_DRAFTSERVICE']._serialized_end=854
+  _globals['_PROPOSEROUND']._serialized_start=430
+  _globals['_PROPOSEROUND']._serialized_end=579
+  _globals['_PROPOSERESPONSE']._serialized_start=582
+  _globals['_PROPOSERESPONSE']._serialized_end=714
+  _globals['_DRAFTSERVICE']._serialized_start=717
+  _globals['_DRAFTSERVICE']._serialized_end=894
 # @@protoc_insertion_point(module_scope)

@@ -128,6 +128,7 @@ class ProposeRound(_message.Message):
     ADVANCE_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     LEAST_CERTAINTIES_FIELD_NUMBER: _builtins.int
+    NEXT_LAW_FIELD_NUMBER: _builtins.int
     num_draft_tokens: _builtins.int
     """at most so many"""
     @_builtins.property
@@ -138,16 +139,21 @@ class ProposeRound(_message.Message):
         likely to stand is not worth its time: it may be left out. None: as the drafter thinks best.
         """
 
+    @_builtins.property
+    def next_law(self) -> _common_pb2.DraftLaw:
+        """the target's own, of the first token to draft: VerifyResponse.next_law"""
+
     def __init__(
         self,
         *,
         advance: _common_pb2.Advance | None = ...,
         num_draft_tokens: _builtins.int = ...,
         least_certainties: _abc.Iterable[_builtins.float] | None = ...,
+        next_law: _common_pb2.DraftLaw | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "next_law", b"next_law"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "least_certainties", b"least_certainties", "num_draft_tokens", b"num_draft_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advance", b"advance", "least_certainties", b"least_certainties", "next_law", b"next_law", "num_draft_tokens", b"num_draft_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

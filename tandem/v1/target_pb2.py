@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x1e\n\x1cTargetServiceDescribeRequest\"\x97\x01\n\x1dTargetServiceDescribeResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\x12\x15\n\rend_token_ids\x18\x02 \x01(\x0c\x12\x14\n\x0cmax_sessions\x18\x03 \x01(\r\x12$\n\x08kv_cache\x18\x04 \x01(\x0b\x32\x12.tandem.v1.KvCache\"1\n\x07KvCache\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\"\x17\n\x15\x46\x65tchTokenizerRequest\":\n\x16\x46\x65tchTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"g\n\rVerifyRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.tandem.v1.TargetOpenH\x00\x12\'\n\x05round\x18\x02 \x01(\x0b\x32\x16.tandem.v1.VerifyRoundH\x00\x42\x06\n\x04step\"z\n\nTargetOpen\x12\'\n\x07session\x18\x01 \x01(\x0b\x32\x16.tandem.v1.OpenSession\x12\x19\n\x0cnum_logprobs\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\x03 \x01(\x08\x42\x0f\n\r_num_logprobs\"S\n\x0bVerifyRound\x12#\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x12.tandem.v1.Advance\x12\x1f\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x10.tandem.v1.Draft\"\xb8\x02\n\x0eVerifyResponse\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12&\n\x06origin\x18\x03 \x01(\x0e\x32\x16.tandem.v1.TokenOrigin\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x13\n\x0b\x64raft_error\x18\x05 \x01(\t\x12\x15\n\rqueue_seconds\x18\x06 \x01(\x02\x12\x17\n\x0f\x66orward_seconds\x18\x07 \x01(\x02\x12%\n\x08logprobs\x18\x08 \x01(\x0b\x32\x13.tandem.v1.Logprobs\x12,\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x13.tandem.v1.Logprobs\x12\x15\n\rnum_sequences\x18\n \x01(\r\x12\x15\n\rround_seconds\x18\x0b \x01(\x0c\"`\n\x08Logprobs\x12\x16\n\x0etoken_logprobs\x18\x01 \x01(\x0c\x12\x0f\n\x07num_top\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04\x32\x8a\x02\n\rTargetService\x12]\n\x08\x44\x65scribe\x12\'.tandem.v1.TargetServiceDescribeRequest\x1a(.tandem.v1.TargetServiceDescribeResponse\x12W\n\x0e\x46\x65tchTokenizer\x12 .tandem.v1.FetchTokenizerRequest\x1a!.tandem.v1.FetchTokenizerResponse0\x01\x12\x41\n\x06Verify\x12\x18.tandem.v1.VerifyRequest\x1a\x19.tandem.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/target.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x1e\n\x1cTargetServiceDescribeRequest\"\x97\x01\n\x1dTargetServiceDescribeResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\x12\x15\n\rend_token_ids\x18\x02 \x01(\x0c\x12\x14\n\x0cmax_sessions\x18\x03 \x01(\r\x12$\n\x08kv_cache\x18\x04 \x01(\x0b\x32\x12.tandem.v1.KvCache\"1\n\x07KvCache\x12\x12\n\nnum_blocks\x18\x01 \x01(\r\x12\x12\n\nblock_size\x18\x02 \x01(\r\"\x17\n\x15\x46\x65tchTokenizerRequest\":\n\x16\x46\x65tchTokenizerResponse\x12\x11\n\tfile_name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"g\n\rVerifyRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.tandem.v1.TargetOpenH\x00\x12\'\n\x05round\x18\x02 \x01(\x0b\x32\x16.tandem.v1.VerifyRoundH\x00\x42\x06\n\x04step\"\x8d\x01\n\nTargetOpen\x12\'\n\x07session\x18\x01 \x01(\x0b\x32\x16.tandem.v1.OpenSession\x12\x19\n\x0cnum_logprobs\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x17\n\x0fprompt_logprobs\x18\x03 \x01(\x08\x12\x11\n\tnext_laws\x18\x04 \x01(\x08\x42\x0f\n\r_num_logprobs\"S\n\x0bVerifyRound\x12#\n\x07\x61\x64vance\x18\x01 \x01(\x0b\x32\x12.tandem.v1.Advance\x12\x1f\n\x05\x64raft\x18\x02 \x01(\x0b\x32\x10.tandem.v1.Draft\"\xdf\x02\n\x0eVerifyResponse\x12\x14\n\x0cnum_accepted\x18\x01 \x01(\r\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12&\n\x06origin\x18\x03 \x01(\x0e\x32\x16.tandem.v1.TokenOrigin\x12\x0e\n\x06length\x18\x04 \x01(\r\x12\x13\n\x0b\x64raft_error\x18\x05 \x01(\t\x12\x15\n\rqueue_seconds\x18\x06 \x01(\x02\x12\x17\n\x0f\x66orward_seconds\x18\x07 \x01(\x02\x12%\n\x08logprobs\x18\x08 \x01(\x0b\x32\x13.tandem.v1.Logprobs\x12,\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x13.tandem.v1.Logprobs\x12\x15\n\rnum_sequences\x18\n \x01(\r\x12\x15\n\rround_seconds\x18\x0b \x01(\x0c\x12%\n\x08next_law\x18\x0c \x01(\x0b\x32\x13.tandem.v1.DraftLaw\"`\n\x08Logprobs\x12\x16\n\x0etoken_logprobs\x18\x01 \x01(\x0c\x12\x0f\n\x07num_top\x18\x02 \x01(\r\x12\x15\n\rtop_token_ids\x18\x03 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x04 \x01(\x0c*\x92\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x19\n\x15TOKEN_ORIGIN_ACCEPTED\x10\x01\x12\x1a\n\x16TOKEN_ORIGIN_RECOVERED\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x03\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x04\x32\x8a\x02\n\rTargetService\x12]\n\x08\x44\x65scribe\x12\'.tandem.v1.TargetServiceDescribeRequest\x1a(.tandem.v1.TargetServiceDescribeResponse\x12W\n\x0e\x46\x65tchTokenizer\x12 .tandem.v1.FetchTokenizerRequest\x1a!.tandem.v1.FetchTokenizerResponse0\x01\x12\x41\n\x06Verify\x12\x18.tandem.v1.VerifyRequest\x1a\x19.tandem.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENORIGIN']._serialized_start=1111
-  _globals['_TOKENORIGIN']._serialized_end=1257
+  _globals['_TOKENORIGIN']._serialized_start=1170
+  _globals['_TOKENORIGIN']._serialized_end=1316
   _globals['_TARGETSERVICEDESCRIBEREQUEST']._serialized_start=61
   _globals['_TARGETSERVICEDESCRIBEREQUEST']._serialized_end=91
   _globals['_TARGETSERVICEDESCRIBERESPONSE']._serialized_start=94
@@ -46,14 +46,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FETCHTOKENIZERRESPONSE']._serialized_end=381
   _globals['_VERIFYREQUEST']._serialized_start=383
   _globals['_VERIFYREQUEST']._serialized_end=486
-  _globals['_TARGETOPEN']._serialized_start=488
-  _globals['_TARGETOPEN']._serialized_end=610
-  _globals['_VERIFYROUND']._serialized_start=612
-  _globals['_VERIFYROUND']._serialized_end=695
-  _globals['_VERIFYRESPONSE']._serialized_start=698
-  _globals['_VERIFYRESPONSE']._serialized_end=1010
-  _globals['_LOGPROBS']._serialized_start=1012
-  _globals['_LOGPROBS']._serialized_end=1108
-  _globals['_TARGETSERVICE']._serialized_start=1260
-  _globals['_TARGETSERVICE']._serialized_end=1526
+  _globals['_TARGETOPEN']._serialized_start=489
+  _globals['_TARGETOPEN']._serialized_end=630
+  _globals['_VERIFYROUND']._serialized_start=632
+  _globals['_VERIFYROUND']._serialized_end=715
+  _globals['_VERIFYRESPONSE']._serialized_start=718
+  _globals['_VERIFYRESPONSE']._serialized_end=1069
+  _globals['_LOGPROBS']._serialized_start=1071
+  _globals['_LOGPROBS']._serialized_end=1167
+  _globals['_TARGETSERVICE']._serialized_start=1319
+  _globals['_TARGETSERVICE']._serialized_end=1585
 # @@protoc_insertion_point(module_scope)

@@ -195,10 +195,13 @@ class TargetOpen(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    NEXT_LAWS_FIELD_NUMBER: _builtins.int
     num_logprobs: _builtins.int
     """Log-probabilities wanted with every token, of it and of so many most likely ones; absent: none."""
     prompt_logprobs: _builtins.bool
     """the prompt's too, with the first answer; needs num_logprobs"""
+    next_laws: _builtins.bool
+    """wanted with every answer, where the target has a draft head"""
     @_builtins.property
     def session(self) -> _common_pb2.OpenSession: ...
     def __init__(
@@ -207,10 +210,11 @@ class TargetOpen(_message.Message):
         session: _common_pb2.OpenSession | None = ...,
         num_logprobs: _builtins.int | None = ...,
         prompt_logprobs: _builtins.bool = ...,
+        next_laws: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "session", b"session"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "num_logprobs", b"num_logprobs", "prompt_logprobs", b"prompt_logprobs", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "next_laws", b"next_laws", "num_logprobs", b"num_logprobs", "prompt_logprobs", b"prompt_logprobs", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015
@@ -259,6 +263,7 @@ class VerifyResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
     ROUND_SECONDS_FIELD_NUMBER: _builtins.int
+    NEXT_LAW_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """drafted tokens that stand, in order from the first"""
     token_id: _builtins.int
@@ -285,6 +290,12 @@ class VerifyResponse(_message.Message):
     def prompt_logprobs(self) -> Global___Logprobs:
         """of the prompt's tokens from the second on"""
 
+    @_builtins.property
+    def next_law(self) -> _common_pb2.DraftLaw:
+        """What the target's draft head says may follow token_id: the likeliest tokens first, of one position; their
+        probabilities sum to less than 1. Absent: it has none, or none was asked for.
+        """
+
     def __init__(
         self,
         *,
@@ -299,10 +310,11 @@ class VerifyResponse(_message.Message):
         prompt_logprobs: Global___Logprobs | None = ...,
         num_sequences: _builtins.int = ...,
         round_seconds: _builtins.bytes = ...,
+        next_law: _common_pb2.DraftLaw | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "next_law", b"next_law", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_error", b"draft_error", "forward_seconds", b"forward_seconds", "length", b"length", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_sequences", b"num_sequences", "origin", b"origin", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "round_seconds", b"round_seconds", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_error", b"draft_error", "forward_seconds", b"forward_seconds", "length", b"length", "logprobs", b"logprobs", "next_law", b"next_law", "num_accepted", b"num_accepted", "num_sequences", b"num_sequences", "origin", b"origin", "prompt_logprobs", b"prompt_logprobs", "queue_seconds", b"queue_seconds", "round_seconds", b"round_seconds", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from draft_service.servicer import DraftServicer
+from tandem.draft_law import SparseLaw, pack
 from tandem.lookup.drafter import LookupDrafter
 from tandem.rpc import codec
 from tandem.rpc.sessions import SessionSlots
@@ -32,6 +34,21 @@ START = SessionStart(token_ids=(5, 6, 5), prompt_length=3, sampling=SamplingPara
     ],
 )
 async def test_a_draft_service_names_what_is_out_of_range(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
+        await _answer_to(**asked)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_draft_service_hears_the_target_s_draft_head() -> None:
+    law = pack([SparseLaw(np.array([9, 4], dtype=np.uint32), np.array([0.6, 0.3], dtype=np.float32))])
+    told = await _answer_to(num_draft_tokens=1, next_law=codec.law_to_pb(law))
+    assert codec.draft_from_pb(told.draft).token_ids == (9,)
+    untold = await _answer_to(num_draft_tokens=1)
+    assert codec.draft_from_pb(untold.draft).token_ids == (6,)
+
+
+async def _answer_to(**asked: Any) -> draft_pb2.ProposeResponse:
+    """What a service of n-grams answers to a round of these fields."""
     servicer = DraftServicer(
         info=DraftInfo(model=None, drafters=("ngram",), default_drafter="ngram", max_draft_tokens=4, max_sessions=1),
         drafters={"ngram": LookupDrafter(least_certainty=0.0)},
@@ -48,8 +65,8 @@ async def test_a_draft_service_names_what_is_out_of_range(asked: dict[str, Any],
             await call.write(draft_pb2.ProposeRequest(open=opening))
             advance = common_pb2.Advance(keep_length=3)
             await call.write(draft_pb2.ProposeRequest(round=draft_pb2.ProposeRound(advance=advance, **asked)))
-            with pytest.raises(grpc.aio.AioRpcError, match=message) as caught:
-                await call.read()
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            response = await call.read()
+            assert isinstance(response, draft_pb2.ProposeResponse)
+            return response
     finally:
         await server.stop(None)

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from tandem.distill.states import RECORD, STATES
 from tandem.distill.work_folder import WorkFolder
+from tandem.draft_head import DraftHeadWeights
 from tandem.engine.factory import start_runner
 from tandem.engine.runner import ModelRunner, RaggedBatch
 from tandem.models.draft_vocabulary import FILE, read_vocabulary
@@ -29,6 +31,7 @@ VOCAB = 262
 KEPT = 150
 OPTIONS = ("--tokens", "8000", "--batch-size", "24", "--layers", "2", "--vocab", str(KEPT), "--epochs", "3")
 MORE = ("--batch-tokens", "1024", "--evaluations", "6", "--patience", "6", "--threads", "1", "--device", "cpu")
+HEAD = ("--head-inner", "64", "--head-vocab", "100", "--head-epochs", "2")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +41,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(target: Path, work: Path, *more: str) -> list[str]:
     place = ("--model", str(target), "--work", str(work))
-    return [sys.executable, "-m", "tandem.cli", "distill", *place, *OPTIONS, *MORE, *more]
+    return [sys.executable, "-m", "tandem.cli", "distill", *place, *OPTIONS, *MORE, *HEAD, *more]
 
 
 def run(target: Path, work: Path, *more: str) -> str:
@@ -141,6 +144,30 @@ def test_what_was_done_before_a_kill_is_not_done_again(target: Path, tmp_path: P
     keys = [one.asked.key for one in folder.said()]
     assert len(set(keys)) == len(keys)
     assert not list(work.glob(".*partial"))
+
+
+@pytest.mark.slow
+def test_a_draft_head_without_a_draft(target: Path, tmp_path: Path) -> None:
+    work, file = tmp_path / "work", tmp_path / "head.safetensors"
+    said = run(target, work, "--tokens", "3000", "--until", "head", "--head", str(file))
+    assert f"the draft head is in {file}" in said
+    assert f"--draft-head {file}" in said
+    assert not (work / "draft").exists()
+    head = DraftHeadWeights.load(file)
+    assert head.origin.tokenizer_fingerprint == tokenizer_fingerprint(target)
+    assert (head.state_width, len(head.token_ids), head.gate.shape[0]) == (64, 100, 64)
+
+    # All of it is there; then more answers, and the states of all of them.
+    content, states = file.read_bytes(), np.load(work / STATES, mmap_mode="r").shape
+    again = run(target, work, "--tokens", "3000", "--until", "head", "--head", str(file))
+    assert f"the draft head is in {file}" in again
+    assert "reads its answers again" not in again
+    assert file.read_bytes() == content
+    run(target, work, "--tokens", "12000", "--until", "head")
+    assert (work / "head.safetensors").is_file()
+    more = np.load(work / STATES, mmap_mode="r").shape
+    assert more[0] > states[0]
+    assert json.loads((work / RECORD).read_bytes())["done"] == more[0]
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from tandem.randomness import Purpose, uniform
 from tandem.types import Draft, SamplingParams, SessionStart, Verification
 from target_service.verifier import Verifier
 from tests.in_process import FunctionDrafter, InProcessDrafts, InProcessTarget, Question, rounds_of, working_on
-from tests.toy_models import FALSE_ALARM, FloatArray, ToyModel, ToyRunner, misfit, smallest_visible_error
+from tests.toy_models import FALSE_ALARM, FloatArray, ToyHead, ToyModel, ToyRunner, misfit, smallest_visible_error
 from tests.toy_tables import table_of
 
 VOCAB_SIZE = 4
@@ -51,6 +51,8 @@ MODELS = {
 
 # Of answers of a model that is not quite the target, so that laws of the table are near its and never equal.
 TABLE = table_of(TARGET.like(weight=0.8, seed=15), num_answers=60, longest=2)
+
+HEAD = ToyHead(TARGET.like(weight=0.1, seed=16))  # farther from it, or a wrong rule would not show
 
 # One value for each parameter, strong enough to matter within three tokens (asserted below).
 VALUES: dict[str, dict[str, Any]] = {
@@ -121,11 +123,13 @@ async def _sample(params: SamplingParams, *, drafter: str, k: int, rule: Rejecti
     tally = Tally()
     with ExitStack() as stack:
         worker = stack.enter_context(working_on(ToyRunner(TARGET, num_blocks=1024), max_step_tokens=256))
-        target = InProcessTarget(Verifier(worker, rejection_rule=rule))
+        target = InProcessTarget(Verifier(worker, head=HEAD, rejection_rule=rule))
         drafters: dict[str, Drafter] = {
-            "ngram": LookupDrafter(least_certainty=0.0),
-            "table": LookupDrafter(min_match=None, table=TABLE, least_certainty=0.0),
-            "ngram and table": LookupDrafter(table=TABLE, least_certainty=0.2),  # drafts of all lengths
+            "ngram": LookupDrafter(least_certainty=0.0, hears_head=False),
+            "table": LookupDrafter(min_match=None, table=TABLE, least_certainty=0.0, hears_head=False),
+            "ngram and table": LookupDrafter(table=TABLE, least_certainty=0.2, hears_head=False),  # of all lengths
+            "head": LookupDrafter(min_match=100, least_certainty=0.0),
+            "all": LookupDrafter(table=TABLE, least_certainty=0.2),
             "stubborn": FunctionDrafter(_own_text),
         }
         if drafter in MODELS:
@@ -142,6 +146,7 @@ async def _sample(params: SamplingParams, *, drafter: str, k: int, rule: Rejecti
                 sampling=params,
                 seed=seed,
                 verification=Verification.REJECTION,
+                next_laws=True,
             )
             said: list[int] = []
             # Room for more than three tokens, so that drafts are not cut short by the end.
@@ -191,6 +196,11 @@ CASES = [
     ("no parameter", "ngram and table", 4),
     ("frequency_penalty+high temperature", "ngram and table", 3),
     ("banned_token_ids+min_p", "ngram and table", 2),
+    ("no parameter", "head", 1),
+    ("low temperature", "head", 3),
+    ("min_tokens+top_k", "head", 2),
+    ("no parameter", "all", 4),
+    ("frequency_penalty+high temperature", "all", 3),
 ]
 
 
@@ -266,6 +276,8 @@ WRONG: Mapping[str, tuple[RejectionRule, str]] = {
     "takes a deterministic draft for certain": (rule_of(accepts=lambda u, p, q: p > 0.0), "ngram"),
     "takes a law of a table for one-hot": (rule_of(accepts=lambda u, p, q: u < p), "table"),
     "recovers what a law of a table left": (rule_of(recovers=lambda p, q: p), "table"),
+    "takes a law of a head for one-hot": (rule_of(accepts=lambda u, p, q: u < p), "head"),
+    "recovers what a law of a head left": (rule_of(recovers=lambda p, q: p), "head"),
 }
 
 

@@ -124,8 +124,9 @@ def test_the_gateway_is_told_where_the_services_are() -> None:
 
 @pytest.mark.parametrize("draft", [True, False])
 def test_where_no_model_drafts_the_gateway_does_or_nobody(draft: bool) -> None:
-    options = UpOptions(draft=draft, draft_table="mine")
+    options = UpOptions(draft=draft, draft_table="mine", draft_head="of mine")
     services = planned(options)
+    assert services["target"].environment["TANDEM_TARGET_DRAFT_HEAD"] == "of mine"
     assert list(services) == ["target", "gateway"]
     environment = services["gateway"].environment
     assert environment["TANDEM_GATEWAY_DRAFT_ADDRESSES"] == ""

@@ -106,16 +106,23 @@ def test_a_sessions_start_comes_back(start: SessionStart) -> None:
 
 
 def test_no_field_of_sampling_params_or_session_start_is_left_at_its_default_by_the_strategies() -> None:
-    """Guards the test above: a new field must be drawn there too. The target's own two have their test below."""
+    """Guards the test above: a new field must be drawn there too. The target's own three have their test below."""
     sampling = codec.sampling_to_pb(SamplingParams())
     assert {field.name for field in fields(SamplingParams)} == {field.name for field in sampling.DESCRIPTOR.fields}
     session = {field.name for field in common_pb2.OpenSession.DESCRIPTOR.fields}
-    assert {field.name for field in fields(SessionStart)} == session | {"num_logprobs", "prompt_logprobs"}
+    assert {field.name for field in fields(SessionStart)} == session | {"num_logprobs", "prompt_logprobs", "next_laws"}
 
 
 @SEEDED
-@given(start=STARTS, num_logprobs=st.none() | st.integers(0, codec.MAX_LOGPROBS), prompt_logprobs=st.booleans())
-def test_the_targets_opening_comes_back(start: SessionStart, num_logprobs: int | None, prompt_logprobs: bool) -> None:
+@given(
+    start=STARTS,
+    num_logprobs=st.none() | st.integers(0, codec.MAX_LOGPROBS),
+    prompt_logprobs=st.booleans(),
+    next_laws=st.booleans(),
+)
+def test_the_targets_opening_comes_back(
+    start: SessionStart, num_logprobs: int | None, prompt_logprobs: bool, next_laws: bool
+) -> None:
     """0 log-probabilities (the token's own only) and none at all are different wishes."""
     start = replace(
         start,
@@ -123,6 +130,7 @@ def test_the_targets_opening_comes_back(start: SessionStart, num_logprobs: int |
         sampling=SamplingParams(),
         num_logprobs=num_logprobs,
         prompt_logprobs=prompt_logprobs and num_logprobs is not None,
+        next_laws=next_laws,
     )
     message = target_pb2.TargetOpen.FromString(codec.target_open_to_pb(start).SerializeToString())
     assert codec.target_open_from_pb(message, vocab_size=VOCAB) == start
@@ -228,11 +236,11 @@ def test_ids_are_checked_against_the_vocabulary() -> None:
         codec.check_ids([0, VOCAB, 3], vocab_size=VOCAB)
 
 
+LAWS = st.none() | st.builds(PackedLaw, st.binary(max_size=8), st.binary(max_size=8), st.binary(max_size=8))
+
+
 @SEEDED
-@given(
-    token_ids=ID_TUPLES,
-    law=st.none() | st.builds(PackedLaw, st.binary(max_size=8), st.binary(max_size=8), st.binary(max_size=8)),
-)
+@given(token_ids=ID_TUPLES, law=LAWS)
 def test_a_draft_comes_back_with_its_law_byte_for_byte(token_ids: tuple[int, ...], law: PackedLaw | None) -> None:
     """No law (a deterministic draft) is not an empty one. Whether a law is sound is not asked here."""
     draft = Draft(token_ids, law)
@@ -271,6 +279,7 @@ LOGPROBS = st.integers(0, 3).flatmap(
         logprobs=LOGPROBS,
         prompt_logprobs=LOGPROBS,
         times=st.builds(ServiceTimes, queue_seconds=FLOATS, forward_seconds=FLOATS),
+        next_law=LAWS,
     ),
     length=IDS,
 )

@@ -116,6 +116,18 @@ def test_logits_are_those_of_the_torch_runner(hf_folder: Path, quantization: str
     )
 
 
+@pytest.mark.parametrize("fixed_step_bytes", [0, 1 << 30])
+def test_states_are_what_the_head_makes_logits_of(hf_folder: Path, fixed_step_bytes: int) -> None:
+    """Of the wanted rows only, whatever was computed beside them."""
+    files = gguf_files(hf_folder, "Q8_0")
+    runner = openvino_runner(files, fixed_step_bytes=fixed_step_bytes, attends_in_blocks=True)
+    head = load_model(files, device="cpu", dtype="float32").model.get_output_embeddings().weight
+    for tokens, past, rows in ((TEXT[:PROMPT], 0, [5, 63]), (TEXT[PROMPT : PROMPT + 3], PROMPT, [2])):
+        logits = runner.forward(ragged([(tokens, past, range(4))], rows))
+        assert runner.last_states.shape == (len(rows), head.shape[1])
+        torch.testing.assert_close(runner.last_states @ head.T[:, :262], logits, atol=2e-3, rtol=0.0)
+
+
 @pytest.mark.parametrize(("quantization", "error"), [("F32", 0.01), ("F16", 0.01), ("Q4_1", 0.05)])
 def test_other_formats_are_taken_over_with_a_small_error(hf_folder: Path, quantization: str, error: float) -> None:
     """Total variation of next-token laws, on average; Q4_1 is stored in 8 bits."""

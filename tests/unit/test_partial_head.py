@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from tandem.engine.factory import start_runner
 from tandem.engine.openvino_runner import EXACT, OpenVinoRunner
+from tandem.engine.static_decode import as_it_is
 from tandem.engine.torch_runner import TorchRunner
 from tandem.errors import InvalidRequest
 from tandem.models.draft_vocabulary import FILE, beside, draft_vocabulary, vocabulary_file
@@ -52,10 +52,7 @@ def test_of_recorded_steps(folder: Path) -> None:
     """What is recorded before the head is cut must not be used afterwards."""
     loaded = load_model(ModelFiles(folder=folder, model_id="tiny", revision=""), device="cpu", dtype="float32")
 
-    def capture(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        return step
-
-    runner = TorchRunner(loaded.model, vocab_size=VOCAB, block_size=16, num_blocks=4, capture=capture, token_ids=KEPT)
+    runner = TorchRunner(loaded.model, vocab_size=VOCAB, block_size=16, num_blocks=4, capture=as_it_is, token_ids=KEPT)
     kept = torch.from_numpy(KEPT.astype(np.int64))
     logits = logits_of(runner)
     assert bool(logits[:, kept].isfinite().all())

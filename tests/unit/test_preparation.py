@@ -243,7 +243,7 @@ async def test_a_hit_is_answered_while_the_model_is_in_the_middle_of_a_forward()
 
 
 def score(session: Session) -> Program[torch.Tensor]:
-    logits = yield Feed(session, 1)
+    logits: torch.Tensor = yield Feed(session, 1)
     return logits.clone()
 
 
