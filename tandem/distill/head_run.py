@@ -17,17 +17,17 @@ from tandem.distill.dataset import Example, coverage, likeliest_ids, read_exampl
 from tandem.distill.display import Display
 from tandem.distill.head import HeadNetwork, HeadSettings, token_rows
 from tandem.distill.head_training import HeadAcceptance, HeadData, train_head
+from tandem.distill.optimizing import TrainingReport
 from tandem.distill.states import States
-from tandem.distill.training import TrainingReport
 from tandem.distill.work_folder import WorkFolder, write_whole
 from tandem.draft_head import DraftHeadWeights, HeadOrigin
 from tandem.engine.draft_head import TorchDraftHead
 from tandem.engine.factory import start_runner
 from tandem.errors import InvalidRequest, Unavailable
-from tandem.models.facts import end_token_ids, read_config
+from tandem.models.facts import end_token_ids_of
 from tandem.models.loading import choose_device, choose_dtype, load_model
 from tandem.models.locate import ModelFiles
-from tandem.models.tokenizer_files import tokenizer_fingerprint, vocabulary
+from tandem.models.tokenizer_files import tokenizer_fingerprint
 from tandem.settings import EngineSettings
 
 RECORD: Final = "head.json"  # which head was made last, so that it is not made again
@@ -55,7 +55,7 @@ class HeadStage:
             return None
         torch.set_num_threads(self.engine.threads)  # an OpenVINO runner has left one
         device = choose_device(self.engine.device)
-        ids = likeliest_ids(training, count=self.settings.vocabulary, always=self._end_token_ids())
+        ids = likeliest_ids(training, count=self.settings.vocabulary, always=end_token_ids_of(self.files.folder))
         data = HeadData(examples, states.read(), ids, device=device)
         network = self._new_network(data, display).to(device)
         display.say(
@@ -64,12 +64,7 @@ class HeadStage:
         )
 
         def advance(report: TrainingReport) -> None:
-            greedy = "" if report.greedy is None else f", acceptance {report.greedy:.3f}"
-            words = (
-                f"step {report.step:,} of {report.steps:,}, loss {report.loss:.3f}, "
-                f"{report.tokens_per_second:,.0f} tokens a second{greedy}"
-            )
-            display.progress("head", completed=report.step, total=report.steps, words=words)
+            display.progress("head", completed=report.step, total=report.steps, words=report.words)
 
         if not train_head(
             network,
@@ -140,10 +135,6 @@ class HeadStage:
         return replace(
             weights, origin=replace(origin, greedy_acceptance=found.greedy, sampled_acceptance=found.sampled)
         )
-
-    def _end_token_ids(self) -> frozenset[int]:
-        folder = self.files.folder
-        return end_token_ids(folder, read_config(folder), vocabulary(folder))
 
 
 def first_answers(shards: Sequence[Path], *, most_tokens: int) -> tuple[list[Path], list[Example]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,11 +16,9 @@ from tandem.distill.asked import Asked
 from tandem.distill.dataset import Example
 from tandem.distill.head import HeadNetwork, HeadSettings
 from tandem.distill.loss import law_loss
-from tandem.distill.schedule import rate_share
-from tandem.distill.training import TrainingReport
+from tandem.distill.optimizing import Meter, TrainingReport, adamw, descend, rate_share
 from tandem.errors import InvalidRequest
 
-_BETAS: Final = (0.9, 0.98)
 _ROWS_AT_ONCE: Final = 512
 _MOST_IN_MEMORY: Final = 4 << 30  # bytes of states; more are read from the disk, row by row
 
@@ -140,19 +137,21 @@ def train_head(
     steps = max(1, round(settings.epochs * math.ceil(len(data.training) / settings.batch_rows)))
     every = max(1, math.ceil(steps / settings.evaluations))
     head = network.out.bfloat16() if bfloat16 else network.out
-    optimizer = _optimizer(network, settings)
+    parameters = list(network.parameters())
+    optimizer = adamw(parameters, learning_rate=settings.learning_rate, weight_decay=settings.weight_decay)
     best: dict[str, torch.Tensor] = {}
     best_score = -1.0
     found: HeadAcceptance | None = None
-    loss, rows_seen, began = math.nan, 0, time.monotonic()
+    meter = Meter()
     for step, rows in enumerate(_batches(data.training, settings, steps), start=1):
         if stop():
             return False
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * rate_share(step - 1, steps)
-        last = _learn(network, head, data.batch(rows), optimizer, overlap=settings.overlap, bfloat16=bfloat16)
-        loss = last if math.isnan(loss) else 0.95 * loss + 0.05 * last
-        rows_seen += len(rows)
+        batch = data.batch(rows)
+        with torch.autocast(head.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+            hidden = network(batch.states, batch.places)
+        loss = law_loss(hidden.float(), head, batch.target_ids, batch.target_probs, overlap=settings.overlap)
+        rate = settings.learning_rate * rate_share(step - 1, steps)
+        meter.add(descend(loss, optimizer, parameters, learning_rate=rate), len(rows))
         if step % every == 0 or step == steps:
             found = data.acceptance(lambda batch: network(batch.states, batch.places) @ network.out.T)
             evaluated(found)
@@ -163,8 +162,8 @@ def train_head(
             TrainingReport(
                 step=step,
                 steps=steps,
-                loss=loss,
-                tokens_per_second=rows_seen / max(1e-9, time.monotonic() - began),
+                loss=meter.loss,
+                tokens_per_second=meter.tokens_per_second,
                 greedy=None if found is None else found.greedy,
             )
         )
@@ -172,37 +171,6 @@ def train_head(
         for name, value in network.named_parameters():
             value.copy_(best[name])
     return True
-
-
-def _learn(
-    network: HeadNetwork,
-    head: torch.Tensor,
-    batch: HeadBatch,
-    optimizer: torch.optim.Optimizer,
-    *,
-    overlap: float,
-    bfloat16: bool,
-) -> float:
-    """One step; the loss before it."""
-    with torch.autocast(head.device.type, dtype=torch.bfloat16, enabled=bfloat16):
-        hidden = network(batch.states, batch.places)
-    loss = law_loss(hidden.float(), head, batch.target_ids, batch.target_probs, overlap=overlap)
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-    optimizer.step()
-    return float(loss.detach())
-
-
-def _optimizer(network: HeadNetwork, settings: HeadSettings) -> torch.optim.Optimizer:
-    matrices = [value for value in network.parameters() if value.ndim > 1]
-    others = [value for value in network.parameters() if value.ndim <= 1]
-    return torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}],
-        lr=settings.learning_rate,
-        betas=_BETAS,
-        fused=True,
-    )
 
 
 def _batches(rows: Int64Array, settings: HeadSettings, steps: int) -> Iterator[Int64Array]:

@@ -18,16 +18,17 @@ from tandem.distill.evaluation import ALL, Acceptance, acceptance
 from tandem.distill.head import HeadSettings
 from tandem.distill.head_run import HeadStage
 from tandem.distill.ngrams import hits, learn
+from tandem.distill.optimizing import TrainingReport
 from tandem.distill.own_prompts import own_prompts
 from tandem.distill.starters.make import starters
 from tandem.distill.student import Student, new_student, spread_layers
-from tandem.distill.training import TrainingReport, TrainingSettings, run_name, train
+from tandem.distill.training import TrainingSettings, run_name, train
 from tandem.distill.work_folder import WorkFolder
 from tandem.distill.writing import Making, write_draft
 from tandem.engine.factory import find_model, start_runner
 from tandem.errors import InvalidRequest
 from tandem.models.bundled import default_cache_dir, exclusive
-from tandem.models.facts import end_token_ids, read_config
+from tandem.models.facts import end_token_ids_of
 from tandem.models.loading import choose_device, choose_dtype, load_model
 from tandem.models.locate import ModelFiles
 from tandem.models.tokenizer_files import tokenizer_fingerprint, vocabulary
@@ -109,7 +110,7 @@ def _answers(
         return
     fresh = _fresh_prompts(options)
     runner = start_runner(files, options.engine, progress=display.say).runner
-    ends = _end_token_ids(files)
+    ends = end_token_ids_of(files.folder)
 
     def advance(tally: Tally, tokens_per_second: float) -> None:
         words = f"{tally.answer_tokens:,} of {wanted:,} answer tokens, {tokens_per_second:.0f} a second"
@@ -201,7 +202,7 @@ def _draft(
     layers = options.training.layers or spread_layers(options.num_layers, total)
     if not all(0 <= layer < total for layer in layers):
         raise InvalidRequest(f"the target's layers are 0 to {total - 1}, not {layers}", param="from_layers")
-    ids = likeliest_ids(training, count=options.training.vocabulary, always=_end_token_ids(files))
+    ids = likeliest_ids(training, count=options.training.vocabulary, always=end_token_ids_of(files.folder))
     settings = replace(options.training, layers=layers, vocabulary=len(ids))
     student = Student(
         new_student(target, layers, device=device), ids, bfloat16=choose_dtype("auto", device) is torch.bfloat16
@@ -215,12 +216,7 @@ def _draft(
     )
 
     def advance(report: TrainingReport) -> None:
-        greedy = "" if report.greedy is None else f", acceptance {report.greedy:.3f}"
-        words = (
-            f"step {report.step:,} of {report.steps:,}, loss {report.loss:.3f}, "
-            f"{report.tokens_per_second:,.0f} tokens a second{greedy}"
-        )
-        display.progress("training", completed=report.step, total=report.steps, words=words)
+        display.progress("training", completed=report.step, total=report.steps, words=report.words)
 
     done = train(
         student,
@@ -258,7 +254,3 @@ def _prompts_in_words(options: DistillOptions) -> str:
     if options.prompts is None:
         return "that come with Tandem"
     return "of its user's own" if options.only_own_prompts else "that come with Tandem and of its user's own"
-
-
-def _end_token_ids(files: ModelFiles) -> frozenset[int]:
-    return end_token_ids(files.folder, read_config(files.folder), vocabulary(files.folder))

@@ -18,7 +18,7 @@ import torch
 from tandem.distill.dataset import Example, batches
 from tandem.distill.evaluation import ALL, Acceptance, acceptance
 from tandem.distill.loss import law_loss
-from tandem.distill.schedule import rate_share
+from tandem.distill.optimizing import Meter, TrainingReport, adamw, descend, rate_share
 from tandem.distill.student import Student
 from tandem.distill.work_folder import write_whole
 from tandem.errors import InvalidRequest
@@ -26,7 +26,6 @@ from tandem.errors import InvalidRequest
 CHECKPOINT: Final = "checkpoint.pt"
 BEST: Final = "best.pt"
 _CHECKPOINT_SECONDS: Final = 60.0
-_BETAS: Final = (0.9, 0.98)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +46,6 @@ class TrainingSettings:
     evaluations: int
     patience: int
     seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingReport:
-    """Of one moment of the training."""
-
-    step: int
-    steps: int
-    loss: float
-    tokens_per_second: float
-    greedy: float | None  # of the last evaluation
 
 
 def run_name(settings: TrainingSettings, shards: Sequence[Path]) -> str:
@@ -105,17 +93,10 @@ class _Run:
         self._settings = settings
         self._folder = folder
         self._parameters = student.parameters()
-        # Norms and the like are not pulled to zero.
-        decayed = [value for value in self._parameters.values() if value.ndim > 1]
-        others = [value for value in self._parameters.values() if value.ndim <= 1]
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": decayed, "weight_decay": settings.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=settings.learning_rate,
-            betas=_BETAS,
-            fused=True,
+        self._optimizer = adamw(
+            list(self._parameters.values()),
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
         )
         self.step = 0
         self._evaluations: list[float] = []  # greedy and sampled acceptance, summed
@@ -132,7 +113,7 @@ class _Run:
     ) -> bool:
         saved = time.monotonic()
         every = max(1, math.ceil(self._steps / self._settings.evaluations))
-        meter = _Meter()
+        meter = Meter()
         for group in self._remaining():
             if self._over():
                 break
@@ -186,13 +167,8 @@ class _Run:
             batch.target_probs,
             overlap=self._settings.overlap,
         )
-        for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self._settings.learning_rate * rate_share(self.step, self._steps)
-        self._optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self._parameters.values(), 1.0)
-        self._optimizer.step()
-        return float(loss.detach())
+        rate = self._settings.learning_rate * rate_share(self.step, self._steps)
+        return descend(loss, self._optimizer, list(self._parameters.values()), learning_rate=rate)
 
     def _evaluate(self) -> Acceptance:
         found = acceptance(self._student, self._validation)
@@ -236,23 +212,6 @@ class _Run:
             self.step, self._evaluations, self._greedy = state["step"], state["evaluations"], state["greedy"]
         except Exception as error:  # torch.load raises nearly everything for a file it does not like
             raise InvalidRequest(f"{path} is damaged ({error}); delete {self._folder} to train anew") from error
-
-
-class _Meter:
-    """Running means of the loss and of the speed."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-        self._tokens = 0
-        self.loss = math.nan
-
-    def add(self, loss: float, tokens: int) -> None:
-        self._tokens += tokens
-        self.loss = loss if math.isnan(self.loss) else 0.95 * self.loss + 0.05 * loss
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self._tokens / max(1e-9, time.monotonic() - self._began)
 
 
 def _save(path: Path, content: object) -> None:

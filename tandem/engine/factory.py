@@ -26,7 +26,7 @@ from tandem.models.bundled import (
 )
 from tandem.models.bundled_draft import put_together
 from tandem.models.draft_vocabulary import TokenIds, draft_vocabulary
-from tandem.models.facts import context_length, end_token_ids, read_config
+from tandem.models.facts import context_length, end_token_ids_of, read_config
 from tandem.models.loading import choose_device, load_model
 from tandem.models.locate import ModelFiles, locate
 from tandem.models.openvino_files import has_openvino_form, openvino_model
@@ -105,7 +105,7 @@ def start_engine(
         cached_sessions=lambda: worker.num_sessions,
     )
     worker.start()
-    ends = end_token_ids(files.folder, read_config(files.folder), vocabulary(files.folder))
+    ends = end_token_ids_of(files.folder)
     return Engine(
         worker=worker,
         info=ModelInfo(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import openvino as ov
@@ -44,6 +44,18 @@ def paged_graph(
         keep_tokens(graph, head, token_ids)
     join_multiplications(graph)
     return graph, width
+
+
+def cpu_options(*, threads: int, precision: str, group_size: int) -> dict[str, Any]:
+    """For a graph that answers one caller at a time. Activations are rounded in groups of `group_size`; 0: not."""
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        "INFERENCE_NUM_THREADS": threads,
+        "ENABLE_CPU_PINNING": False,  # two services on one machine would be pinned to the same first core
+        "INFERENCE_PRECISION_HINT": precision,
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": group_size,
+    }
 
 
 def rounding_group(graph: ov.Model) -> int:

@@ -14,6 +14,7 @@ from openvino import opset13
 from tandem.draft_head import RMS_EPSILON, DraftHeadWeights, RoundedMatrix
 from tandem.draft_law import SparseLaw
 from tandem.engine.draft_head import LARGEST_LAW, as_laws
+from tandem.engine.openvino_graph import cpu_options
 
 _ROUNDING_GROUP: Final = 64  # numbers that are rounded to 8 bits together, as in the target's own steps
 
@@ -23,14 +24,7 @@ class OpenVinoDraftHead:
 
     def __init__(self, weights: DraftHeadWeights, *, threads: int) -> None:
         self._weights = weights
-        options = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
-            "INFERENCE_NUM_THREADS": threads,
-            "ENABLE_CPU_PINNING": False,
-            "INFERENCE_PRECISION_HINT": "f32",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": _ROUNDING_GROUP,
-        }
+        options = cpu_options(threads=threads, precision="f32", group_size=_ROUNDING_GROUP)
         self._request = ov.Core().compile_model(_graph(weights), "CPU", options).create_infer_request()
 
     def laws(self, states: torch.Tensor, token_ids: Sequence[int]) -> list[SparseLaw]:

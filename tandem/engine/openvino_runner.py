@@ -20,7 +20,7 @@ import openvino as ov
 import torch
 
 from tandem.engine.continuations import filled_up, in_blocks, one_by_one
-from tandem.engine.openvino_graph import CACHE, ROWS, paged_graph, rounding_group
+from tandem.engine.openvino_graph import CACHE, ROWS, cpu_options, paged_graph, rounding_group
 from tandem.engine.openvino_steps import CompiledSteps, affordable_sizes, of_size
 from tandem.engine.partial_head import spread
 from tandem.engine.runner import Int32Array, RaggedBatch
@@ -108,15 +108,14 @@ class OpenVinoRunner:
         graph, width = paged_graph(core, model_file, num_layers=num_layers, token_ids=token_ids)
         self._token_ids = None if token_ids is None else torch.from_numpy(token_ids.astype(np.int64))
         options = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "NUM_STREAMS": 1,
-            "INFERENCE_NUM_THREADS": threads,
-            "ENABLE_CPU_PINNING": False,  # two services on one machine would be pinned to the same first core
-            "INFERENCE_PRECISION_HINT": precision.inference,
+            **cpu_options(
+                threads=threads,
+                precision=precision.inference,
+                group_size=rounding_group(graph) if precision.rounds_activations else 0,
+            ),
             "KV_CACHE_PRECISION": precision.kv_cache,
             # It fuses element-wise operations where sizes are fixed only, and then rounds them less often: other bits.
             "SNIPPETS_MODE": "DISABLE",
-            "DYNAMIC_QUANTIZATION_GROUP_SIZE": rounding_group(graph) if precision.rounds_activations else 0,
         }
         self._attends_in_blocks = attends_in_blocks
         self._last_step_size = self._last_num_rows = 0

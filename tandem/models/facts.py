@@ -10,6 +10,7 @@ from typing import Any
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from tandem.errors import InvalidRequest
+from tandem.models.tokenizer_files import vocabulary
 
 
 def read_config(folder: Path) -> PreTrainedConfig:
@@ -46,6 +47,11 @@ def context_length(config: PreTrainedConfig) -> int:
             original = rope.get("original_max_position_embeddings")
             limits.append(original or getattr(text, "original_max_position_embeddings", None) or longest)
     return min(limits)
+
+
+def end_token_ids_of(folder: Path) -> frozenset[int]:
+    """Of the model in `folder`, as end_token_ids."""
+    return end_token_ids(folder, read_config(folder), vocabulary(folder))
 
 
 def end_token_ids(folder: Path, config: PreTrainedConfig, tokens: Mapping[int, str]) -> frozenset[int]:

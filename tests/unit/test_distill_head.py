@@ -16,7 +16,7 @@ from tandem.distill.dataset import Example
 from tandem.distill.head import HeadNetwork, HeadSettings, token_rows
 from tandem.distill.head_run import HeadStage, first_answers, write_head
 from tandem.distill.head_training import HeadAcceptance, HeadData, train_head
-from tandem.distill.training import TrainingReport
+from tandem.distill.optimizing import TrainingReport
 from tandem.distill.work_folder import Answer, WorkFolder
 from tandem.draft_head import DraftHeadWeights, HeadOrigin
 from tandem.engine.draft_head import TorchDraftHead
